@@ -1,0 +1,69 @@
+"""Errors that reach a person. Each carries one line that says what is wrong and what to do about it.
+
+The command line prints the line and leaves with ``exit_code``; the API turns it into an error body. Whatever is
+not one of these is a bug and shows its traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BusyError",
+    "FrameError",
+    "LinkError",
+    "ModelError",
+    "NoRouteError",
+    "P2PLLMError",
+    "RecordError",
+    "RequestError",
+    "SessionError",
+    "UsageError",
+]
+
+
+class P2PLLMError(Exception):
+    """Base of all errors meant for people: one line, no traceback."""
+
+    exit_code = 1
+
+
+class UsageError(P2PLLMError):
+    """The command line is wrong; the message names the flag to change."""
+
+    exit_code = 2
+
+
+class ModelError(P2PLLMError):
+    """A model cannot be found, read, or run here."""
+
+
+class RecordError(P2PLLMError):
+    """A DHT record is malformed, unsigned, too large, or otherwise not to be believed."""
+
+
+class FrameError(P2PLLMError):
+    """A frame from a peer is malformed or over its limits."""
+
+
+class LinkError(P2PLLMError):
+    """A peer cannot be reached, or its link broke or is congested."""
+
+
+class BusyError(P2PLLMError):
+    """A stage has too little KV cache or queue left for the request; another peer may have room."""
+
+
+class RequestError(P2PLLMError):
+    """A client's request can never succeed as it is (too long, out of range)."""
+
+
+class SessionError(P2PLLMError):
+    """A generation broke off; what was generated so far was delivered."""
+
+
+class NoRouteError(P2PLLMError):
+    """No chain covers the model. ``missing`` lists the uncovered layer ranges ``[start, end)``."""
+
+    def __init__(self, missing: tuple[tuple[int, int], ...], message: str | None = None) -> None:
+        self.missing = missing
+        ranges = ", ".join(f"{start}:{end}" for start, end in missing)
+        super().__init__(message or f"no peer serves layers {ranges}: start one with --layers {ranges}")
