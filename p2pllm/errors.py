@@ -1,13 +1,14 @@
 """Errors that reach a person. Each carries one line that says what is wrong and what to do about it.
 
-The command line prints the line and leaves with ``exit_code``; the API turns it into an error body. Whatever is
-not one of these is a bug and shows its traceback.
+The command line prints the line and leaves with ``exit_code``; the API turns it into an error body. Whatever
+is not one of these is a bug and shows its traceback.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "BusyError",
+    "ContextLengthError",
     "FrameError",
     "LinkError",
     "ModelError",
@@ -54,6 +55,10 @@ class BusyError(P2PLLMError):
 
 class RequestError(P2PLLMError):
     """A client's request can never succeed as it is (too long, out of range)."""
+
+
+class ContextLengthError(RequestError):
+    """Prompt and answer together are longer than the model's context."""
 
 
 class SessionError(P2PLLMError):

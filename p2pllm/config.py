@@ -1,0 +1,121 @@
+"""What the command line says, parsed once into typed values. No behaviour, no I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2pllm.errors import UsageError
+
+__all__ = [
+    "API_PORT",
+    "LINK_PORT",
+    "PORT_TRIES",
+    "Address",
+    "PeerConfig",
+    "default_data_dir",
+    "format_bytes",
+    "parse_address",
+    "parse_addresses",
+    "parse_layers",
+    "parse_size",
+]
+
+Address = tuple[str, int]
+"""Host (name, IPv4 or IPv6 without brackets) and port."""
+
+API_PORT = 8000
+"""Default port of the HTTP API."""
+
+LINK_PORT = 7600
+"""Default port of peer links (TCP) and the DHT (UDP)."""
+
+PORT_TRIES = 100
+"""How many ports from a default on are tried before giving up."""
+
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConfig:
+    """Everything one peer is told. ``None`` means: decide by looking at the machine or the model."""
+
+    model: str = "embedded"
+    bootstrap: tuple[Address, ...] = ()
+    new_swarm: bool = False
+    region: str = "default"
+    host: str = "0.0.0.0"  # noqa: S104  peers on other machines must reach it
+    port: int | None = None
+    advertise: tuple[str, ...] = ()
+    api_host: str = "127.0.0.1"
+    api_port: int | None = None
+    api_open: bool = False
+    memory: int | None = None
+    layers: tuple[int, int] | None = None
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    grace: float = 10.0
+    headless: bool = False
+    data_dir: Path
+    log_json: bool = False
+    debug: bool = False
+
+
+def default_data_dir() -> Path:
+    """Where identities and logs live unless ``--data-dir`` says otherwise."""
+    return Path.home() / ".p2pllm"
+
+
+def parse_address(text: str) -> Address:
+    """``host:port`` or ``[v6]:port`` → (host, port). Raises UsageError."""
+    host, _, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= _MAX_PORT:
+        raise UsageError(f"{text!r} is not an address: write host:port, for example 192.0.2.1:{LINK_PORT}")
+    return host, int(port)
+
+
+def parse_addresses(text: str) -> tuple[Address, ...]:
+    """Comma-separated addresses, in order, without repeats. Raises UsageError."""
+    return tuple(dict.fromkeys(parse_address(part) for part in text.split(",") if part.strip()))
+
+
+def parse_layers(text: str) -> tuple[int, int]:
+    """``start:end`` (half-open) → (start, end). Raises UsageError."""
+    start, _, end = text.partition(":")
+    if not (start.isdecimal() and end.isdecimal()) or int(start) >= int(end):
+        raise UsageError(
+            f"{text!r} is not a layer range: write --layers start:end, for example 0:10 for the first ten"
+        )
+    return int(start), int(end)
+
+
+def parse_size(text: str) -> int:
+    """``8GiB``, ``500MB``, ``1.5g`` or plain bytes → bytes. Raises UsageError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size: write for example 8GiB or 500MB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def format_bytes(count: float) -> str:
+    """Bytes as people read them: ``621 MiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,216 @@
+"""``p2pllm demo``: a whole swarm of OS processes on this machine, to chat with or to answer one prompt.
+
+Nothing here is special to the demo's peers: each is ``python -m p2pllm --bootstrap … --layers …`` as anybody
+runs it. The layers are dealt out by measured speed with the water-filling of Phase 1 (Eq 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+import p2pllm
+from p2pllm.children import Child, Children
+from p2pllm.errors import P2PLLMError
+from p2pllm.execution import Checkpoint, measure_bandwidth, open_checkpoint
+from p2pllm.scheduling import fill
+from p2pllm.serving import ApiClient, Figures, api_client, chat_loop, print_answer, swarm_table
+
+__all__ = ["Demo", "deal_layers", "run_demo"]
+
+LOOPBACK = "127.0.0.1"
+REGIONS = ("eu", "us", "asia", "africa", "oceania")
+INTERRUPTED = 130
+START_DEADLINE_S = 120.0
+READY_POLL_S = 0.1
+BOOTSTRAP_SCRIPT = Path(p2pllm.__file__).parent.parent / "bootstrap" / "bootstrap.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What the demo is asked to do."""
+
+    prompt: str | None
+    peers: int
+    regions: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    json: bool
+    model: str
+    dtype: str | None
+    threads: int | None
+    debug: bool
+
+
+async def run_demo(demo: Demo) -> int:
+    """Start the swarm, answer or chat, and stop every process again, whatever happens. Returns the exit code.
+
+    Raises P2PLLMError when the swarm does not come up.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    work = asyncio.ensure_future(_demo(demo, stop.set))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    # Once only: a second Ctrl-C must not cut the clean-up short.
+    (stopped if work.done() else work).cancel()
+    await asyncio.wait({work, stopped})
+    if work.cancelled():
+        return INTERRUPTED
+    work.result()
+    return 0
+
+
+async def _demo(demo: Demo, interrupt: Callable[[], None]) -> None:
+    # Progress goes to stderr, so that stdout holds the answer alone.
+    console = Console(stderr=True)
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pllm-demo-"))
+        children = await stack.enter_async_context(Children(echo=demo.debug))
+        api = await _start(demo, Path(folder), children, console)
+        client = await stack.enter_async_context(api_client(api))
+        if demo.prompt is None:
+            console.print(swarm_table(await client.swarm()))
+            console.print(f"API at {api}", style="dim", highlight=False)
+            await chat_loop(client, Console(), on_interrupt=interrupt)
+        elif demo.json:
+            print(json.dumps(await _answer(client, demo)))  # noqa: T201  the result itself
+        else:
+            console.print(swarm_table(await client.swarm()))
+            options = {"max_tokens": demo.max_tokens, "temperature": demo.temperature, "seed": demo.seed}
+            if (
+                await print_answer(client, Console(), [{"role": "user", "content": demo.prompt}], **options)
+                is None
+            ):
+                raise P2PLLMError("the swarm gave no answer; --debug shows what the peers log")
+
+
+def deal_layers(
+    layers: int, speeds: Sequence[float], *, layer_bytes: int, head_bytes: int
+) -> list[tuple[int, int]]:
+    """Slices ``[start, end)`` of peers with these speeds (any common unit), in order.
+
+    Decode streams every weight once a token, so the LM head counts as as many layers as it has bytes.
+    """
+    counts = fill(layers, [layers] * len(speeds), speeds, head_layers=head_bytes / layer_bytes)
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def _deal(demo: Demo, checkpoint: Checkpoint) -> list[tuple[int, int]]:
+    return deal_layers(
+        checkpoint.layers,
+        measure_bandwidth(demo.peers),
+        layer_bytes=checkpoint.layer_bytes("float32"),
+        head_bytes=checkpoint.head_bytes("float32"),
+    )
+
+
+async def _start(demo: Demo, folder: Path, children: Children, console: Console) -> str:
+    """Bring up bootstrap node and peers; returns the API URL of the first peer once the swarm can answer."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        step = progress.add_task("reading the model", total=None)
+        checkpoint = await asyncio.to_thread(open_checkpoint, demo.model)
+        progress.update(step, description=f"measuring {demo.peers} peers' share of this machine")
+        slices = await asyncio.to_thread(_deal, demo, checkpoint)
+        progress.update(step, description="starting the bootstrap node")
+        bootstrap = await _start_bootstrap(folder, children)
+        progress.update(step, description="starting the peers")
+        bars = [
+            progress.add_task(f"peer {number + 1}  layers {a}:{b}", total=1.0)
+            for number, (a, b) in enumerate(slices)
+        ]
+        peers = [
+            await children.start(
+                f"peer {number + 1}",
+                _peer_command(demo, number, slices[number], bootstrap, folder),
+                on_event=partial(_show, progress, bars[number]),
+            )
+            for number in range(demo.peers)
+        ]
+        async with asyncio.timeout(START_DEADLINE_S):
+            urls = [str((await peer.event("api_listening"))["url"]) for peer in peers]
+            for peer in peers:
+                await peer.event("ready")
+            progress.update(step, description="waiting for the peers to find each other")
+            await _wait_until_ready(urls[0], peers)
+    return urls[0]
+
+
+def _show(progress: Progress, bar: TaskID, event: dict[str, object]) -> None:
+    if event.get("event") == "loading_progress":
+        progress.update(bar, completed=float(str(event["share"])))
+    elif event.get("event") == "ready":
+        progress.update(bar, completed=1.0)
+
+
+async def _start_bootstrap(folder: Path, children: Children) -> str:
+    if not BOOTSTRAP_SCRIPT.exists():
+        raise P2PLLMError(
+            "the demo needs the folder bootstrap/ of the source tree: run it from a checkout (make demo)"
+        )
+    command = [sys.executable, str(BOOTSTRAP_SCRIPT), "--host", LOOPBACK, "--port", "0", "--log-json"]
+    child = await children.start("the bootstrap node", [*command, "--data-dir", str(folder / "bootstrap")])
+    async with asyncio.timeout(START_DEADLINE_S):
+        return (await child.line("listening on ")).removeprefix("listening on ")
+
+
+def _peer_command(
+    demo: Demo, number: int, layers: tuple[int, int], bootstrap: str, folder: Path
+) -> list[str]:
+    threads = demo.threads or max(1, (os.cpu_count() or 1) // demo.peers)
+    command = [sys.executable, "-m", "p2pllm", "up", "--headless", "--log-json", "--bootstrap", bootstrap]
+    command += ["--host", LOOPBACK, "--port", "0", "--api-port", "0", "--model", demo.model]
+    command += ["--layers", f"{layers[0]}:{layers[1]}", "--threads", str(threads)]
+    command += ["--region", _region(number, demo), "--data-dir", str(folder / "peers")]
+    return command + (["--dtype", demo.dtype] if demo.dtype else []) + (["--debug"] if demo.debug else [])
+
+
+def _region(number: int, demo: Demo) -> str:
+    index = number * demo.regions // demo.peers
+    return REGIONS[index] if index < len(REGIONS) else f"region-{index + 1}"
+
+
+async def _wait_until_ready(url: str, peers: Sequence[Child]) -> None:
+    async with api_client(url) as client:
+        while not await client.ready():
+            for peer in peers:
+                peer.check()
+            await asyncio.sleep(READY_POLL_S)
+
+
+async def _answer(client: ApiClient, demo: Demo) -> dict[str, object]:
+    text, figures = "", None
+    messages = [{"role": "user", "content": demo.prompt}]
+    options = {"max_tokens": demo.max_tokens, "temperature": demo.temperature, "seed": demo.seed}
+    async with aclosing(client.chat(messages, **options)) as answer:
+        async for piece in answer:
+            if isinstance(piece, Figures):
+                figures = piece
+            else:
+                text += piece
+    if figures is None:
+        raise P2PLLMError("the swarm gave no answer; --debug shows what the peers log")
+    return {
+        "text": text,
+        "token_ids": figures.token_ids,
+        "chain": figures.chain,
+        "ttft_s": figures.ttft_s,
+        "tokens_per_s": figures.tokens_per_s,
+    }

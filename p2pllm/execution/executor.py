@@ -1,0 +1,346 @@
+"""The executor: one worker thread that runs a slice for all sessions at once.
+
+Everything but the forward pass happens on the event loop, so there are no locks: sessions, the pool and the queue
+belong to it. A driver task hands all waiting work to the thread, one step at a time, and hands out what comes back.
+Work that arrives during a step is in the next one (continuous batching in its simplest form).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import BusyError, ModelError, P2PLLMError, RequestError, SessionError
+from .checkpoint import Checkpoint
+from .kv import BLOCK_TOKENS, KvPool, SessionCache, blocks_for
+from .meter import Meter
+from .types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
+
+if TYPE_CHECKING:
+    from .stage import Stage
+    from .step import Outcome, StepTimes, Work
+
+__all__ = ["Executor"]
+
+_MAX_WAITING = 1024
+"""Runs that may wait at once; entries are not trusted to hold back."""
+_SPEED_HALF_LIFE = 30.0
+_WAIT_HALF_LIFE = 5.0
+_WARM_UP_STEPS = 5
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A reservation. ``length`` is where the session will stand once all its queued work has run."""
+
+    cache: SessionCache
+    start: int
+    end: int
+    blocks: int
+    sampling: SamplingParams | None
+    length: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Work with the caller that awaits it."""
+
+    session: _Session
+    work: Work
+    future: asyncio.Future[StageOutput]
+    queued_at: float
+
+
+class Executor:
+    """Runs layers [start, end) of a checkpoint. All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        start: int,
+        end: int,
+        *,
+        dtype: str,
+        device: str,
+        threads: int,
+        kv_bytes: int,
+    ) -> None:
+        """``threads`` is the worker's share of the machine, ``kv_bytes`` the memory for KV caches beside the weights."""
+        self.checkpoint = checkpoint
+        self.start, self.end = start, end
+        self._dtype, self._device, self._threads, self._kv_bytes = dtype, device, threads, kv_bytes
+        self._pool = KvPool(0)
+        self._sessions: dict[SessionKey, _Session] = {}
+        self._queue: deque[_Job] = deque()
+        self._running: list[_Job] = []
+        self._arrived = asyncio.Event()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"p2pllm-layers-{start}-{end}")
+        self._stage: Stage | None = None
+        self._driver: asyncio.Task[None] | None = None
+        self._closing = False
+        self._layer_s = self._head_s = Meter(0.0, half_life=_SPEED_HALF_LIFE)
+        self._wait_s = Meter(0.0, half_life=_WAIT_HALF_LIFE)
+
+    async def load(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Load the slice, measure it, and begin to work. ``progress`` hears (bytes loaded, bytes in all).
+
+        Raises `ModelError` if the slice cannot be loaded or ``kv_bytes`` holds not even one block.
+        """
+        loop = asyncio.get_running_loop()
+
+        def report(done: int, total: int) -> None:
+            if self._closing:
+                raise ModelError("loading was stopped")
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, done, total)
+
+        times, block_bytes = await loop.run_in_executor(self._worker, self._load, report)
+        layers = self.end - self.start
+        self._pool = KvPool(self._kv_bytes // block_bytes)
+        if self._pool.total < layers:
+            raise ModelError(
+                f"no room for KV cache: {layers} layers need {layers * block_bytes} bytes at least"
+            )
+        self._layer_s = Meter(times.layer_s or 0.0, half_life=_SPEED_HALF_LIFE)
+        self._head_s = Meter(times.head_s or 0.0, half_life=_SPEED_HALF_LIFE)
+        self._driver = asyncio.create_task(self._drive(), name=f"executor-{self.start}-{self.end}")
+
+    def reserve(
+        self, key: SessionKey, *, start: int, end: int, tokens: int, sampling: SamplingParams | None = None
+    ) -> None:
+        """Open a session over layers [start, end) with room for ``tokens`` tokens; never waits.
+
+        Raises `BusyError` if there is no room, `RequestError` if it asks for what this executor can never do,
+        `SessionError` if the key is taken.
+        """
+        if not self.start <= start < end <= self.end:
+            raise RequestError(f"layers {start}:{end} are not within {self.start}:{self.end}")
+        if not 0 < tokens <= self.checkpoint.context:
+            raise RequestError(f"{tokens} tokens asked for, the model's context is {self.checkpoint.context}")
+        if sampling is not None:
+            _check_sampling(sampling)
+        if key in self._sessions:
+            raise SessionError(f"session {key[0]} is already open as stage {key[1]}")
+        blocks = blocks_for(tokens, end - start)
+        self._pool.take(blocks)
+        capacity = blocks // (end - start) * BLOCK_TOKENS
+        self._sessions[key] = _Session(SessionCache(start, end, capacity), start, end, blocks, sampling)
+
+    async def run(
+        self, key: SessionKey, position: int, inputs: Sequence[int] | Activation, *, sample: bool
+    ) -> StageOutput:
+        """Run ``inputs`` at ``position``: token ids where the session begins at layer 0, hidden states elsewhere.
+
+        A position before the end of the session takes back what is cached from there on. Runs of one session take
+        effect in the order of the calls. With ``sample`` the last row's token is drawn, for position
+        ``position + rows``; that needs a session that ends at the model's last layer and has sampling parameters.
+
+        Raises `RequestError` for inputs that can never be right, `SessionError` if the session is not open, is
+        released meanwhile, or lacks what precedes ``position``, and `BusyError` if it cannot grow.
+        """
+        session = self._sessions.get(key)
+        if session is None:
+            raise SessionError(f"session {key[0]} is not open here as stage {key[1]}")
+        count = self._check_inputs(session, inputs)
+        if not 0 <= position <= session.length:
+            raise SessionError(f"position {position} is past the {session.length} tokens of session {key[0]}")
+        if position + count > self.checkpoint.context:
+            raise RequestError(
+                f"position {position + count} is past the model's context of {self.checkpoint.context}"
+            )
+        if sample and (session.sampling is None or session.end != self.checkpoint.layers):
+            raise RequestError(
+                f"session {key[0]} cannot sample here: not the last stage, or no sampling parameters"
+            )
+        if len(self._queue) >= _MAX_WAITING:
+            raise BusyError("too much work is waiting here")
+        self._grow(session, position + count)
+        session.length = position + count
+        job = self._job(session, position, inputs, sample)
+        self._queue.append(job)
+        self._arrived.set()
+        return await job.future
+
+    def release(self, key: SessionKey) -> None:
+        """Close a session and free its blocks at once; its waiting and running work fails with `SessionError`."""
+        session = self._sessions.pop(key, None)
+        if session is None:
+            return
+        self._pool.give(session.blocks)
+        session.blocks = 0
+        for job in [*self._running, *self._queue]:
+            if job.session is session:
+                _settle(job.future, SessionError(f"session {key[0]} was released"))
+        self._queue = deque(job for job in self._queue if job.session is not session)
+
+    def stats(self) -> ExecutorStats:
+        """Speed, load and memory as of now."""
+        now = time.monotonic()
+        layers = self.end - self.start
+        return ExecutorStats(
+            layer_s=self._layer_s.value(now),
+            head_s=self._head_s.value(now),
+            wait_s=self._wait_s.value(now),
+            running=len(self._running),
+            waiting=len(self._queue),
+            kv_blocks_total=self._pool.total // layers,
+            kv_blocks_free=self._pool.free // layers,
+            weight_bytes=0 if self._stage is None else self._stage.weight_bytes,
+        )
+
+    async def close(self) -> None:
+        """Stop: fail what waits, let the step that runs end, and leave no thread."""
+        self._closing = True
+        for key in list(self._sessions):
+            self.release(key)
+        self._arrived.set()
+        if self._driver is not None:
+            await self._driver
+        await asyncio.wrap_future(self._worker.submit(lambda: None))  # whatever the thread still does is over
+        self._worker.shutdown()
+        self._stage = None
+
+    async def _drive(self) -> None:
+        loop = asyncio.get_running_loop()
+        from .step import run_step
+
+        while True:
+            await self._arrived.wait()
+            if self._closing:
+                return
+            stage = self._stage
+            if stage is None:
+                raise RuntimeError("the executor works before it is loaded")
+            self._running = self._take()
+            works = [job.work for job in self._running]
+            outcomes, times = await loop.run_in_executor(self._worker, run_step, stage, works)
+            self._finish(outcomes, times)
+
+    def _take(self) -> list[_Job]:
+        """The first waiting job of every session."""
+        now = time.monotonic()
+        taken: dict[_Session, _Job] = {}
+        left: deque[_Job] = deque()
+        for job in self._queue:
+            if job.session in taken:
+                left.append(job)
+            else:
+                taken[job.session] = job
+                self._wait_s.add(now - job.queued_at, now)
+        self._queue = left
+        if not left:
+            self._arrived.clear()
+        return list(taken.values())
+
+    def _finish(self, outcomes: list[Outcome], times: StepTimes) -> None:
+        now = time.monotonic()
+        if times.layer_s is not None:
+            self._layer_s.add(times.layer_s, now)
+        if times.head_s is not None:
+            self._head_s.add(times.head_s, now)
+        for job, outcome in zip(self._running, outcomes, strict=True):
+            if isinstance(outcome, P2PLLMError):
+                job.session.length = min(job.session.length, job.work.cache.length)
+            _settle(job.future, outcome)
+        self._running = []
+
+    def _job(
+        self, session: _Session, position: int, inputs: Sequence[int] | Activation, sample: bool
+    ) -> _Job:
+        from .step import Work
+
+        sampling = session.sampling if sample else None
+        work = Work(session.cache, session.start, session.end, position, inputs, sampling)
+        return _Job(session, work, asyncio.get_running_loop().create_future(), time.monotonic())
+
+    def _grow(self, session: _Session, tokens: int) -> None:
+        layers = session.end - session.start
+        more = blocks_for(tokens, layers) - session.blocks
+        if more > 0:
+            self._pool.take(more)
+            session.blocks += more
+            session.cache.capacity = session.blocks // layers * BLOCK_TOKENS
+
+    def _check_inputs(self, session: _Session, inputs: Sequence[int] | Activation) -> int:
+        """The number of rows; raises `RequestError` if they are not what this session takes."""
+        if isinstance(inputs, Activation):
+            if session.start == 0:
+                raise RequestError("layer 0 takes token ids, not hidden states")
+            size = DTYPES.get(inputs.dtype)
+            rows = inputs.shape[0] if len(inputs.shape) == 2 else 0
+            if size is None or rows < 1 or inputs.shape[1] != self.checkpoint.hidden:
+                raise RequestError(
+                    f"hidden states {inputs.dtype}{inputs.shape}: (rows, {self.checkpoint.hidden}) wanted"
+                )
+            if len(inputs.data) != rows * inputs.shape[1] * size:
+                raise RequestError(
+                    f"hidden states {inputs.dtype}{inputs.shape} with {len(inputs.data)} bytes"
+                )
+            return rows
+        if session.start > 0:
+            raise RequestError(f"layer {session.start} takes hidden states, not token ids")
+        vocabulary = self.checkpoint.vocabulary
+        if not inputs or not all(0 <= token < vocabulary for token in inputs):
+            raise RequestError(f"token ids must be one or more of 0 to {vocabulary - 1}")
+        return len(inputs)
+
+    def _load(self, report: Callable[[int, int], None]) -> tuple[StepTimes, int]:
+        """On the worker thread: load and measure. Returns decode times and the bytes of a block of one layer."""
+        import torch
+
+        from .loader import load_stage
+
+        torch.set_num_threads(self._threads)
+        stage = load_stage(
+            self.checkpoint, self.start, self.end, dtype=self._dtype, device=self._device, progress=report
+        )
+        self._stage = stage
+        return _warm_up(stage, self.checkpoint)
+
+
+def _warm_up(stage: Stage, checkpoint: Checkpoint) -> tuple[StepTimes, int]:
+    """Decode a little, so that the published speed is a measured one from the start."""
+    from statistics import median
+
+    from .step import StepTimes, Work, run_step
+
+    size = DTYPES["float32"] * checkpoint.hidden
+    inputs: Sequence[int] | Activation = (
+        [0] if stage.start == 0 else Activation("float32", (1, checkpoint.hidden), bytes(size))
+    )
+    sampling = SamplingParams(temperature=0) if stage.is_last else None
+    cache = SessionCache(stage.start, stage.end, BLOCK_TOKENS)
+    measured: list[StepTimes] = []
+    for position in range(_WARM_UP_STEPS):
+        (outcome,), times = run_step(stage, [Work(cache, stage.start, stage.end, position, inputs, sampling)])
+        if isinstance(outcome, P2PLLMError):
+            raise ModelError(
+                f"layers {stage.start}:{stage.end} of {checkpoint.name} do not run here: {outcome}"
+            )
+        measured.append(times)
+    settled = measured[1:]  # the first step also pays for what is made once
+    layer_s = median(times.layer_s or 0.0 for times in settled)
+    head_s = median(times.head_s or 0.0 for times in settled)
+    return StepTimes(layer_s, head_s), cache.token_bytes * BLOCK_TOKENS
+
+
+def _check_sampling(params: SamplingParams) -> None:
+    is_temperature = math.isfinite(params.temperature) and params.temperature >= 0
+    if not is_temperature or not 0 < params.top_p <= 1 or params.top_k < 0:
+        raise RequestError(f"temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0 are wanted, not {params}")
+
+
+def _settle(future: asyncio.Future[StageOutput], outcome: Outcome) -> None:
+    """Give a caller its outcome, unless it has left or already knows."""
+    if future.done():
+        return
+    if isinstance(outcome, P2PLLMError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

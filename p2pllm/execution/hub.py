@@ -1,0 +1,115 @@
+"""Models on the Hugging Face hub, of which a peer downloads only the files that hold its own layers.
+
+Headers and the first bytes of tensors (for the fingerprint) come through range requests. All of a model's files are
+taken from one commit, the newest when the model was opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ModelError
+from .safetensors_files import Files, LocalFiles
+
+__all__ = ["hub_files"]
+
+_CONNECTIONS = 8
+_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+
+
+def hub_files(repo: str) -> Files:
+    """The files of hub model ``repo``, or the copy of them in the local cache where the hub cannot be reached.
+
+    Raises `ModelError` if there is no such model, it needs a login, or neither hub nor copy is there.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        commit = huggingface_hub.HfApi().model_info(repo, timeout=10).sha
+    except errors.GatedRepoError as error:
+        raise ModelError(f"{repo} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise ModelError(f"there is no model {repo} on the hub (or it is private: set HF_TOKEN)") from error
+    except Exception as error:  # whatever the HTTP library of the day raises when there is no network
+        return _cached(repo, error)
+    return HubFiles(repo, str(commit))
+
+
+def _cached(repo: str, reason: Exception) -> Files:
+    import huggingface_hub
+
+    try:
+        return LocalFiles(Path(huggingface_hub.snapshot_download(repo, local_files_only=True)))
+    except OSError:
+        raise ModelError(
+            f"cannot reach the hub for {repo} ({reason}), and it is not in the local cache"
+        ) from reason
+
+
+@dataclass(frozen=True, slots=True)
+class HubFiles:
+    """The files of one commit of a hub model."""
+
+    repo: str
+    commit: str
+
+    def text(self, name: str) -> str | None:
+        """A small file's text, or None if the model has no such file."""
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            return self._download(name).read_text("utf-8")
+        except EntryNotFoundError:
+            return None
+
+    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Parts of files, from the local cache where the file is there, else by range requests."""
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            return list(pool.map(lambda part: self._range(*part), wanted))
+
+    def path(self, name: str) -> Path:
+        """The whole file, downloaded once into the hub's cache, resuming what an earlier try left."""
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            return self._download(name)
+        except EntryNotFoundError as error:
+            raise ModelError(f"{self.repo} has no file {name}: it is not a safetensors model") from error
+
+    def directory(self) -> Path:
+        """The cache's directory of this commit, with the configuration and tokenizer files in it."""
+        import huggingface_hub
+
+        return Path(
+            huggingface_hub.snapshot_download(
+                self.repo, revision=self.commit, allow_patterns=list(_SMALL_FILES)
+            )
+        )
+
+    def _download(self, name: str) -> Path:
+        import huggingface_hub
+
+        return Path(huggingface_hub.hf_hub_download(self.repo, name, revision=self.commit))
+
+    def _range(self, name: str, start: int, length: int) -> bytes:
+        from huggingface_hub import hf_hub_url, try_to_load_from_cache
+        from huggingface_hub.utils import build_hf_headers, get_session
+
+        if length == 0:
+            return b""
+        cached = try_to_load_from_cache(self.repo, name, revision=self.commit)
+        if isinstance(cached, str):
+            return LocalFiles(Path(cached).parent).ranges([(Path(cached).name, start, length)])[0]
+        headers = build_hf_headers() | {"Range": f"bytes={start}-{start + length - 1}"}
+        url = hf_hub_url(self.repo, name, revision=self.commit)
+        with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30) as response:
+            # A server that ignores the range would send the whole file: leave before reading any of it.
+            if response.status_code != 206:
+                raise ModelError(
+                    f"the hub answered {response.status_code} for a part of {name} of {self.repo}"
+                )
+            return bytes(response.read())

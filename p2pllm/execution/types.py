@@ -1,0 +1,62 @@
+"""The values that cross the border of the execution room. Free of torch, so that every other room may use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DTYPES", "Activation", "ExecutorStats", "SamplingParams", "SessionKey", "StageOutput"]
+
+SessionKey = tuple[str, int]
+"""Session id and stage index: a chain may come back to a peer, and each visit has a KV cache of its own."""
+
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes per element of the dtypes that weights and activations may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Hidden states on their way between stages.
+
+    ``shape`` is (tokens, hidden); ``data`` holds the elements in row order, in the sender's ``dtype``
+    (a key of `DTYPES`), little-endian.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. Temperature 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What one run leaves: hidden states for the next stage, or the sampled token, or (prefill on the last) neither."""
+
+    activation: Activation | None
+    token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStats:
+    """What a peer publishes about its executor. Times in seconds, memory in bytes.
+
+    ``layer_s`` is the time of one decode step per layer and ``head_s`` that of norm, LM head and sampling; ``wait_s``
+    is what a run is expected to wait before its step starts. A KV block holds 16 tokens of all layers of the slice.
+    """
+
+    layer_s: float
+    head_s: float
+    wait_s: float
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    weight_bytes: int

@@ -1,0 +1,396 @@
+"""The composition root: builds the parts of a peer, joins them, starts and stops them.
+
+Configuration ends here; the parts get values and each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import structlog
+from aiohttp import web
+
+from p2pllm import __version__
+from p2pllm.addresses import advertised, is_loopback
+from p2pllm.config import API_PORT, LINK_PORT, PORT_TRIES, Address, PeerConfig
+from p2pllm.dht import DhtNode
+from p2pllm.errors import LinkError, NoRouteError, UsageError
+from p2pllm.execution import Checkpoint, open_checkpoint
+from p2pllm.identity import Identity, hold_identity
+from p2pllm.records import MetricsBody, PeerBody, Span, SpanState, SwarmBody, swarm_id
+from p2pllm.scheduling import Chain, Fit, ModelSize, PeerId, capacity, fit_slice
+from p2pllm.serving import Api, Completer, Generator, Router, Stages, chain_json, swarm_json
+from p2pllm.swarm import Membership, Prober, Publisher, View
+from p2pllm.transport import (
+    Failed,
+    Links,
+    Message,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Server,
+    Token,
+    serve,
+)
+
+__all__ = ["run_peer"]
+
+GOODBYE_S = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine gives to this peer."""
+
+    name: str
+    device: str
+    dtype: str
+    threads: int
+    memory_bytes: int
+    flops: float
+    bandwidth: float
+
+
+async def run_peer(
+    config: PeerConfig, *, stop: asyncio.Event, on_listening: Callable[[str], None] = lambda _url: None
+) -> None:
+    """Run one peer until ``stop`` is set.
+
+    Args:
+        on_listening: told the URL of the API once it listens (its ``/healthz`` says when it can answer).
+
+    Raises: UsageError, ModelError (alone or in an ExceptionGroup) with what to change.
+    """
+    if not (is_loopback(config.api_host) or config.api_open):
+        raise UsageError(
+            f"an API on {config.api_host} is open to all who can reach it: pass --api-open if you want that"
+        )
+    async with AsyncExitStack() as stack:
+        checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
+        held = stack.enter_context(await asyncio.to_thread(hold_identity, config.data_dir))
+        machine = await asyncio.to_thread(_survey, config, held.local_peers)
+        size = _model_size(checkpoint, machine.dtype)
+        fit = fit_slice(size, machine.memory_bytes, config.layers)
+        peer = Peer(
+            config=config,
+            identity=held.identity,
+            checkpoint=checkpoint,
+            machine=machine,
+            size=size,
+            fit=fit,
+        )
+        await peer.listen(stack)
+        on_listening(peer.api_url)
+        await peer.serve_until(stop)
+
+
+class Peer:
+    """One peer: its parts and how frames and facts pass between them."""
+
+    def __init__(
+        self,
+        *,
+        config: PeerConfig,
+        identity: Identity,
+        checkpoint: Checkpoint,
+        machine: Machine,
+        size: ModelSize,
+        fit: Fit,
+    ) -> None:
+        from p2pllm.execution.executor import Executor
+
+        self._config = config
+        self._own: PeerId = identity.peer_id
+        self._checkpoint = checkpoint
+        self._machine = machine
+        self._capacity = capacity(size, machine.memory_bytes)
+        self._swarm = swarm_id(checkpoint.fingerprint)
+        self._state: SpanState = "loading"
+        self._leaving = False
+        self._addresses: tuple[Address, ...] = ()
+        self._rng = random.Random()
+
+        self._executor = Executor(
+            checkpoint,
+            fit.start,
+            fit.end,
+            dtype=machine.dtype,
+            device=machine.device,
+            threads=machine.threads,
+            kv_bytes=fit.kv_bytes,
+        )
+        self._view = View(self._swarm)
+        self._links = Links(identity, self._swarm, on_message=self._receive, on_down=self._peer_down)
+        self._dht = DhtNode(identity, rng=self._rng)
+        self._prober = Prober(self._links)
+        model = SwarmBody(checkpoint.name, checkpoint.fingerprint, checkpoint.layers)
+        self._publisher = Publisher(
+            identity=identity,
+            dht=self._dht,
+            swarm=self._swarm,
+            view=self._view,
+            model=model,
+            describe=self._describe,
+            measure=self._measure,
+            rng=self._rng,
+        )
+        self._membership = Membership(
+            own=self._own,
+            dht=self._dht,
+            swarm=self._swarm,
+            model=model,
+            view=self._view,
+            publisher=self._publisher,
+            prober=self._prober,
+            bootstrap=config.bootstrap,
+            new_swarm=config.new_swarm,
+        )
+        self._stages = Stages(
+            own=self._own,
+            executor=self._executor,
+            send=self._links.send,
+            connect=self._connect,
+            changed=self._publisher.soon,
+        )
+        self._router = Router(view=self._view, layers=checkpoint.layers, own=self._own, rng=self._rng)
+        self._generator: Generator | None = None
+        self._api = Api(
+            model=checkpoint.name,
+            swarm=self._swarm_json,
+            stages=lambda chain: chain_json(chain, self._view.peers(time.monotonic())),
+            rng=self._rng,
+        )
+        self.api_url = ""
+
+    async def listen(self, stack: AsyncExitStack) -> None:
+        """Take the ports: links (TCP) and DHT (UDP) on the same number, then the API. Raises UsageError."""
+        config = self._config
+        links = web.Application()
+        links.router.add_get("/link", self._links.accept)
+        for port in _ports(config.port, LINK_PORT):
+            try:
+                server = await serve(links, config.host, port)
+            except UsageError as error:
+                if config.port is not None or port == LINK_PORT + PORT_TRIES - 1:
+                    raise UsageError(f"{error} (--port)") from error
+                continue
+            try:
+                await self._dht.start(config.host, server.port)
+            except (OSError, UsageError) as error:
+                await server.close()
+                if config.port not in (None, 0):
+                    raise UsageError(
+                        f"UDP port {config.host}:{port} is taken: choose another --port"
+                    ) from error
+                continue
+            break
+        stack.push_async_callback(self._executor.close)
+        stack.push_async_callback(self._dht.close)
+        stack.push_async_callback(server.close)
+        stack.push_async_callback(self._links.close)
+        self._addresses = await asyncio.to_thread(
+            advertised, config.host, server.port, config.advertise, config.bootstrap
+        )
+        api = await self._listen_api()
+        stack.push_async_callback(api.close)
+        host = f"[{config.api_host}]" if ":" in config.api_host else config.api_host
+        self.api_url = f"http://{host}:{api.port}"
+        log.info("api_listening", url=self.api_url)
+        log.info("peer_listening", peer=self._own, addresses=_listed(self._addresses), region=config.region)
+        if not config.bootstrap:
+            log.info("swarm_started", join_with=self.join_command)
+
+    @property
+    def join_command(self) -> str:
+        """What others run to join this peer's swarm."""
+        model = "" if self._config.model == "embedded" else f" --model {self._config.model}"
+        return f"python -m p2pllm --bootstrap {_listed(self._addresses[:1])}{model}"
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Load, join, serve; leave when ``stop`` is set."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._membership.run()),
+                group.create_task(self._stages.run()),
+                group.create_task(self._load()),
+            ]
+            await stop.wait()
+            log.info("peer_leaving", peer=self._own[:8])
+            for task in tasks:
+                task.cancel()
+        self._leaving = True
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._publisher.publish()
+        except TimeoutError:
+            log.warning("goodbye_not_delivered")
+
+    async def _listen_api(self) -> Server:
+        config = self._config
+        application = self._api.application()
+        for port in _ports(config.api_port, API_PORT):
+            try:
+                return await serve(application, config.api_host, port)
+            except UsageError as error:
+                if config.api_port is not None:
+                    raise UsageError(f"{error} (--api-port)") from error
+                log.warning("api_port_taken", port=port)
+        raise UsageError(f"no free API port from {API_PORT} on: choose one with --api-port")
+
+    async def _load(self) -> None:
+        from p2pllm.execution.tokenizer import ChatTokenizer
+
+        start, end = self._executor.start, self._executor.end
+        log.info("loading", layers=f"{start}:{end}", dtype=self._machine.dtype, threads=self._machine.threads)
+        began = time.monotonic()
+        tokenizer = await asyncio.to_thread(ChatTokenizer, self._checkpoint)
+        await self._executor.load(_progress_log())
+        self._generator = Generator(
+            own=self._own,
+            router=self._router,
+            send=self._links.send,
+            connect=self._connect,
+            ping=self._links.ping,
+            eos=tokenizer.eos_ids,
+            context=self._executor.context,
+            vocabulary=self._executor.vocabulary,
+            rng=self._rng,
+        )
+        self._api.completer = Completer(tokenizer, self._generator)
+        self._state = "ready"
+        self._publisher.soon()
+        log.info("ready", layers=f"{start}:{end}", seconds=round(time.monotonic() - began, 2))
+
+    async def _connect(self, peer: PeerId) -> None:
+        """Bring up the link to a peer of the view."""
+        if peer == self._own:
+            return
+        state = self._view.peer(peer, time.monotonic())
+        if state is None:
+            raise LinkError(f"peer {peer[:8]} is not in the view")
+        await self._links.ensure(peer, state.body.addresses)
+
+    def _receive(self, sender: PeerId, message: Message) -> None:
+        match message:
+            case Opened() | Failed() | Token(stage=-1):  # ENTRY_STAGE
+                if self._generator is not None:
+                    self._generator.receive(sender, message)
+            case Ping() | Pong():
+                pass  # the link itself answers these
+            case Open() if self._state != "ready":
+                self._links.send(sender, Opened(message.session, message.stage, False, "still loading"))
+            case _:
+                self._stages.receive(sender, message)
+
+    def _peer_down(self, peer: PeerId) -> None:
+        self._stages.peer_down(peer)
+        if self._generator is not None:
+            self._generator.peer_down(peer)
+
+    def _describe(self) -> PeerBody:
+        machine = self._machine
+        return PeerBody(
+            addresses=self._addresses,
+            region=self._config.region,
+            hardware=machine.name,
+            memory_bytes=machine.memory_bytes,
+            flops=machine.flops,
+            bandwidth=machine.bandwidth,
+            capacity=self._capacity,
+            dtype=machine.dtype,
+            quantization="none",
+            software=__version__,
+            leaving=self._leaving,
+        )
+
+    def _measure(self) -> MetricsBody:
+        stats = self._executor.stats()
+        return MetricsBody(
+            spans=(Span(self._executor.start, self._executor.end, self._state),),
+            generation=0,
+            layer_s=stats.layer_s,
+            head_s=stats.head_s,
+            wait_s=stats.wait_s,
+            running=stats.running,
+            waiting=stats.waiting,
+            free_kv_blocks=stats.kv_blocks_free,
+            memory_used=psutil.Process().memory_info().rss,
+            rho=self._prober.estimates.published(),
+        )
+
+    def _swarm_json(self) -> dict[str, Any]:
+        route: Chain | None = None
+        missing: tuple[tuple[int, int], ...] = ()
+        try:
+            route = self._router.chain(expected_tokens=1)
+        except NoRouteError as error:
+            missing = error.missing
+        return swarm_json(
+            swarm=self._swarm,
+            model=self._checkpoint.name,
+            layers=self._checkpoint.layers,
+            own=self._own,
+            peers=self._view.peers(time.monotonic()),
+            route=route,
+            missing=missing,
+        )
+
+
+def _survey(config: PeerConfig, local_peers: int) -> Machine:
+    """Measure the machine and settle what the flags left open. Blocks for a second or two."""
+    from p2pllm.execution import hardware
+
+    device = hardware.choose_device(config.device)
+    threads = config.threads or hardware.default_threads(local_peers)
+    measured = hardware.probe(device, threads)
+    return Machine(
+        name=measured.name,
+        device=device,
+        dtype=config.dtype or hardware.default_dtype(device),
+        threads=threads,
+        memory_bytes=config.memory or measured.memory_bytes // local_peers,
+        flops=measured.flops,
+        bandwidth=measured.bandwidth,
+    )
+
+
+def _model_size(checkpoint: Checkpoint, dtype: str) -> ModelSize:
+    return ModelSize(
+        layers=checkpoint.layers,
+        layer_bytes=checkpoint.layer_bytes(dtype),
+        embed_bytes=checkpoint.embed_bytes(dtype),
+        head_bytes=checkpoint.head_bytes(dtype),
+        kv_bytes_per_token_layer=checkpoint.kv_bytes_per_token_layer(dtype),
+    )
+
+
+def _progress_log() -> Callable[[int, int], None]:
+    """Logs each further tenth of the weights; called from the loading thread."""
+    logged = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal logged
+        tenth = 10 * done // max(total, 1)
+        if tenth > logged:
+            logged = tenth
+            log.info("loading_progress", share=tenth / 10)
+
+    return progress
+
+
+def _ports(given: int | None, default: int) -> list[int]:
+    return [given] if given is not None else list(range(default, default + PORT_TRIES))
+
+
+def _listed(addresses: tuple[Address, ...]) -> str:
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)

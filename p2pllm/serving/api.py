@@ -1,0 +1,223 @@
+"""The HTTP API of a peer: OpenAI's chat completions, the list of models, health, and the swarm as JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from aiohttp import web
+from pydantic import ValidationError
+
+from p2pllm.errors import BusyError, ContextLengthError, NoRouteError, P2PLLMError, RequestError
+from p2pllm.scheduling import Chain
+from p2pllm.serving.completion import Completer, Finished, Text
+from p2pllm.serving.schemas import ChatBody
+
+__all__ = ["Api"]
+
+MAX_BODY = 4 * 2**20
+RETRY_AFTER_S = 1
+
+log = structlog.get_logger()
+
+Json = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """Routes and handlers. ``completer`` is None until this peer can serve."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        swarm: Callable[[], Json],
+        stages: Callable[[Chain], list[Json]],
+        rng: random.Random,
+    ) -> None:
+        """``swarm`` gives the body of ``/api/swarm``; ``stages`` the JSON of a chain's stages."""
+        self.completer: Completer | None = None
+        self._model = model
+        self._swarm = swarm
+        self._stages = stages
+        self._rng = rng
+        self._started = int(time.time())
+
+    def application(self) -> web.Application:
+        """The aiohttp application with all routes."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.get("/v1/models", self._models),
+                web.get("/healthz", self._health),
+                web.get("/api/swarm", self._view),
+            ]
+        )
+        return app
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        """200 once requests can be answered from here, 503 while the swarm does not cover the model."""
+        state = self._swarm()
+        ready = self.completer is not None and state["route"] is not None
+        body = {"status": "ok" if ready else "starting", "missing": state["missing"]}
+        return web.json_response(body, status=200 if ready else 503)
+
+    async def _view(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._swarm())
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        model = {"id": self._model, "object": "model", "created": self._started, "owned_by": "p2pllm"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = ChatBody.model_validate(await _json(request))
+        if body.model not in (None, "", self._model):
+            raise web.HTTPNotFound(
+                text=f"the model {body.model!r} does not exist here: this swarm serves {self._model!r}"
+            )
+        if self.completer is None:
+            raise web.HTTPServiceUnavailable(text="this peer is still loading its layers: try again shortly")
+        answer = self.completer.complete(body.prompt(default_seed=self._rng.getrandbits(63)))
+        async with aclosing(answer):
+            return await (self._stream(request, body, answer) if body.stream else self._plain(answer))
+
+    async def _plain(self, answer: AsyncGenerator[Text | Finished]) -> web.Response:
+        text, finished = "", None
+        async for event in answer:
+            if isinstance(event, Finished):
+                finished = event
+            else:
+                text += event.text
+        if finished is None:
+            raise RuntimeError("the answer ended without its end")
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": finished.reason,
+            "logprobs": None,
+        }
+        return web.json_response(
+            self._envelope("chat.completion")
+            | {"choices": [choice], "usage": _usage(finished), "p2pllm": self._figures(finished)}
+        )
+
+    async def _stream(
+        self, request: web.Request, body: ChatBody, answer: AsyncGenerator[Text | Finished]
+    ) -> web.StreamResponse:
+        # Errors that come before the first token still get a proper status.
+        event = await anext(answer)
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(request)
+        envelope = self._envelope("chat.completion.chunk")
+        usage = body.stream_options is not None and body.stream_options.include_usage
+
+        def chunk(delta: Json, reason: str | None = None, **more: Any) -> Json:
+            choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+            return envelope | {"choices": [choice]} | ({"usage": None} if usage else {}) | more
+
+        async def write(data: Json) -> None:
+            await response.write(b"data: " + json.dumps(data).encode() + b"\n\n")
+
+        await write(chunk({"role": "assistant", "content": ""}))
+        try:
+            while isinstance(event, Text):
+                await write(chunk({"content": event.text}))
+                event = await anext(answer)
+            await write(chunk({}, event.reason, p2pllm=self._figures(event)))
+            if usage:
+                await write(envelope | {"choices": [], "usage": _usage(event)})
+        except P2PLLMError as error:
+            log.warning("answer_broke_off", reason=str(error))
+            await write(_error_body(error))
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    def _envelope(self, kind: str) -> Json:
+        return {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._model,
+        }
+
+    def _figures(self, finished: Finished) -> Json:
+        """Our extension of the answer: the chain that made it and how fast."""
+        return {
+            "token_ids": list(finished.token_ids),
+            "chain": self._stages(finished.chain),
+            "ttft_s": round(finished.ttft_s, 4),
+            "tokens_per_s": round(finished.tokens_per_s, 2),
+        }
+
+
+def _usage(finished: Finished) -> Json:
+    completion = len(finished.token_ids)
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": finished.prompt_tokens + completion,
+    }
+
+
+async def _json(request: web.Request) -> Any:
+    try:
+        return await request.json()
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+
+
+def _status(error: Exception) -> tuple[int, str, str | None]:
+    """(HTTP status, OpenAI error type, code) of an error."""
+    match error:
+        case ContextLengthError():
+            return 400, "invalid_request_error", "context_length_exceeded"
+        case RequestError() | ValidationError():
+            return 400, "invalid_request_error", None
+        case web.HTTPException(status=status):
+            kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+            return status, kind, "not_found" if status == HTTPStatus.NOT_FOUND else None
+        case BusyError():
+            return 429, "rate_limit_error", "overloaded"
+        case NoRouteError():
+            return 503, "server_error", "no_route"
+        case _:
+            return 500, "server_error", None
+
+
+def _message(error: Exception) -> str:
+    match error:
+        case ValidationError():
+            first = error.errors()[0]
+            return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        case web.HTTPException():
+            return error.text or error.reason
+        case _:
+            return str(error)
+
+
+def _error_body(error: Exception) -> Json:
+    _, kind, code = _status(error)
+    return {"error": {"message": _message(error), "type": kind, "param": None, "code": code}}
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors in the shape that OpenAI's clients parse."""
+    try:
+        return await handler(request)
+    except (P2PLLMError, ValidationError, web.HTTPException) as error:
+        status = _status(error)[0]
+        busy = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if busy else {}
+        return web.json_response(_error_body(error), status=status, headers=headers)

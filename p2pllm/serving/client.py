@@ -1,0 +1,123 @@
+"""A client of a peer's HTTP API: what ``status``, ``chat``, the REPL and ``demo`` talk through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from p2pllm.errors import P2PLLMError, SessionError
+
+__all__ = ["Answer", "ApiClient", "Figures", "api_client"]
+
+Json = dict[str, Any]
+
+CONNECT_DEADLINE_S = 5.0
+SILENCE_DEADLINE_S = 600.0
+MAX_LINE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What an answer took: the peer's own measurement."""
+
+    token_ids: list[int]
+    chain: list[Json]
+    ttft_s: float
+    tokens_per_s: float
+
+    def line(self) -> str:
+        """One line for people."""
+        stages = " → ".join(
+            f"{stage['peer'][:8]} {stage['start']}:{stage['end']} ({stage['region']})" for stage in self.chain
+        )
+        speed = f"first after {self.ttft_s:.2f} s · {self.tokens_per_s:.1f} tok/s"
+        return f"{len(self.token_ids)} tokens · {speed} · {stages}"
+
+
+Answer = str | Figures
+"""A piece of text, or at the end the figures."""
+
+
+class ApiClient:
+    """One peer's API. Use through ``api_client``."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self.url = url
+
+    async def swarm(self) -> Json:
+        """``/api/swarm``. Raises P2PLLMError."""
+        try:
+            async with self._http.get(f"{self.url}/api/swarm") as response:
+                return await self._checked(response)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._unreachable(error) from error
+
+    async def ready(self) -> bool:
+        """Whether the peer can answer requests now; False also when it cannot be reached."""
+        try:
+            async with self._http.get(f"{self.url}/healthz") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def chat(self, messages: Sequence[Json], **options: Any) -> AsyncGenerator[Answer]:
+        """Stream one answer: text pieces, then ``Figures``. Closing the generator cancels the request.
+
+        Raises: P2PLLMError with the peer's own words; SessionError when the answer broke off.
+        """
+        body = {"messages": list(messages), "stream": True} | options
+        try:
+            async with self._http.post(f"{self.url}/v1/chat/completions", json=body) as response:
+                if response.status != 200:
+                    await self._checked(response)
+                async for event in _events(response):
+                    if "error" in event:
+                        raise SessionError(event["error"]["message"])
+                    for choice in event["choices"]:
+                        if choice["delta"].get("content"):
+                            yield choice["delta"]["content"]
+                    if "p2pllm" in event:
+                        yield Figures(**event["p2pllm"])
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._unreachable(error) from error
+
+    async def _checked(self, response: aiohttp.ClientResponse) -> Json:
+        try:
+            body: Json = await response.json()
+        except (aiohttp.ContentTypeError, ValueError) as error:
+            raise P2PLLMError(f"{self.url} is not the API of a p2pllm peer: check --api") from error
+        if response.status != 200:
+            raise P2PLLMError(
+                str(body.get("error", {}).get("message", f"{self.url} answered {response.status}"))
+            )
+        return body
+
+    def _unreachable(self, error: Exception) -> P2PLLMError:
+        return P2PLLMError(
+            f"no peer answers at {self.url} ({type(error).__name__}): start one, or pass its --api URL"
+        )
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
+    """The server-sent events of a response up to ``[DONE]``."""
+    async for line in response.content:
+        data = line.removeprefix(b"data: ").strip()
+        if data == b"[DONE]":
+            return
+        if data:
+            yield json.loads(data)
+    raise SessionError("the peer closed the connection in the middle of the answer")
+
+
+@asynccontextmanager
+async def api_client(url: str) -> AsyncIterator[ApiClient]:
+    """Connects to the API at ``url`` (http://host:port)."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=SILENCE_DEADLINE_S)
+    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_LINE) as http:
+        yield ApiClient(http, url.rstrip("/"))

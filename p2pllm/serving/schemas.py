@@ -1,0 +1,75 @@
+"""Bodies of the OpenAI-compatible API, validated by pydantic. Unknown fields are ignored, as OpenAI's server
+does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from p2pllm.execution import SamplingParams
+from p2pllm.serving.completion import Prompt
+
+__all__ = ["ChatBody", "ContentPart", "MessageBody", "StreamOptions"]
+
+
+class ContentPart(BaseModel):
+    """One part of a message; only text can be served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class MessageBody(BaseModel):
+    """One chat message; ``content`` may be a string, null, or a list of text parts."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it."""
+        text = (
+            "".join(part.text for part in self.content)
+            if isinstance(self.content, list)
+            else self.content or ""
+        )
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class StreamOptions(BaseModel):
+    """Options that make sense with ``stream`` only."""
+
+    include_usage: bool = False
+
+
+class ChatBody(BaseModel):
+    """``POST /v1/chat/completions``."""
+
+    model: str | None = None
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=4096)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] = 0
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    n: Literal[1] = 1
+
+    def prompt(self, *, default_seed: int) -> Prompt:
+        """As the serving core takes it."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Prompt(
+            messages=[message.plain() for message in self.messages],
+            sampling=SamplingParams(
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_p=1.0 if self.top_p is None else self.top_p,
+                top_k=self.top_k,
+                seed=(default_seed if self.seed is None else self.seed) % 2**63,
+            ),
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            stop=tuple(text for text in stop if text),
+        )

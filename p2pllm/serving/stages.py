@@ -1,0 +1,258 @@
+"""The stage side of sessions: what this peer does with the frames of the chains it is part of.
+
+Each stage of each session has a *seat*: one task that runs the frames of its inbox through the executor, one
+after the other, and sends the result on (ring decode: last stage → first stage directly, a copy to the
+entry). A seat lives on a lease that its entry renews, so nothing outlives an entry that crashed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from p2pllm.errors import BusyError, LinkError, P2PLLMError, SessionError
+from p2pllm.execution import Activation, SamplingParams
+from p2pllm.scheduling import PeerId
+from p2pllm.transport import Close, Failed, Hidden, Message, Open, Opened, Renew, Token, Tokens
+
+if TYPE_CHECKING:
+    from p2pllm.execution.executor import Executor
+
+__all__ = ["Stages"]
+
+Work = Tokens | Hidden | Token
+
+MAX_SEATS = 1024
+INBOX = 256
+"""Frames that may wait for one seat: more prefill chunks than the longest context has."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """This peer's part of one chain."""
+
+    entry: PeerId
+    plan: Open
+    inbox: asyncio.Queue[Work] = field(default_factory=lambda: asyncio.Queue(INBOX))
+    lease: asyncio.Timeout | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.plan.session, self.plan.stage
+
+    @property
+    def last(self) -> bool:
+        return self.plan.stage == len(self.plan.stages) - 1
+
+    @property
+    def next_peer(self) -> PeerId:
+        """Around the ring: after the last stage comes the first."""
+        return self.plan.stages[(self.plan.stage + 1) % len(self.plan.stages)][0]
+
+    @property
+    def previous_peer(self) -> PeerId:
+        return self.plan.stages[self.plan.stage - 1][0]
+
+    def accepts(self, sender: PeerId, work: Work) -> bool:
+        """Whether ``sender`` is the one peer that may send this kind of work to this stage."""
+        match work:
+            case Tokens():
+                return self.plan.stage == 0 and sender == self.entry
+            case Token():
+                return self.plan.stage == 0 and sender == self.previous_peer
+            case Hidden():
+                return self.plan.stage > 0 and sender == self.previous_peer
+
+
+class Stages:
+    """All seats of this peer. ``run`` owns their tasks."""
+
+    def __init__(
+        self,
+        *,
+        own: PeerId,
+        executor: Executor,
+        send: Callable[[PeerId, Message], None],
+        connect: Callable[[PeerId], Awaitable[None]],
+        changed: Callable[[], None],
+    ) -> None:
+        """``connect`` brings up a link by peer id (LinkError); ``changed`` is told when a seat is taken or
+        left.
+        """
+        self._own = own
+        self._executor = executor
+        self._send = send
+        self._connect = connect
+        self._changed = changed
+        self._seats: dict[tuple[str, int], _Seat] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Serve until cancelled; then every seat is closed and its KV freed."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await asyncio.Event().wait()
+
+    def receive(self, sender: PeerId, message: Open | Work | Close | Renew) -> None:
+        """Handle one frame. Frames from the wrong peer or for unknown sessions are dropped."""
+        match message:
+            case Open():
+                self._open(sender, message)
+            case Tokens() | Hidden() | Token():
+                self._work(sender, message)
+            case Close():
+                for seat in self._of_session(sender, message.session):
+                    self._vacate(seat)
+            case Renew():
+                for seat in self._of_session(sender, message.session):
+                    if seat.lease is not None:
+                        seat.lease.reschedule(asyncio.get_running_loop().time() + seat.plan.lease_s)
+
+    def peer_down(self, peer: PeerId) -> None:
+        """The link to ``peer`` is gone: what it opened here ends."""
+        for seat in [seat for seat in self._seats.values() if seat.entry == peer]:
+            self._vacate(seat)
+
+    def _open(self, sender: PeerId, plan: Open) -> None:
+        refusal = self._refusal(sender, plan)
+        if refusal or self._tasks is None:
+            self._tell(sender, Opened(plan.session, plan.stage, False, refusal or "shutting down"))
+            return
+        seat = _Seat(entry=sender, plan=plan)
+        self._seats[seat.key] = seat
+        seat.task = self._tasks.create_task(self._serve(seat))
+        self._changed()
+
+    def _refusal(self, sender: PeerId, plan: Open) -> str:
+        """Why this Open cannot be a session here, or an empty string."""
+        if plan.entry != sender:
+            return "only the entry itself may open a session"
+        if not 0 <= plan.stage < len(plan.stages) or plan.stages[plan.stage][0] != self._own:
+            return "this stage is not mine"
+        if (plan.session, plan.stage) in self._seats:
+            return "the session is open already"
+        if len(self._seats) >= MAX_SEATS:
+            return "too many sessions"
+        return ""
+
+    def _work(self, sender: PeerId, work: Work) -> None:
+        seat = self._seats.get((work.session, work.stage))
+        if seat is None or not seat.accepts(sender, work):
+            return
+        try:
+            seat.inbox.put_nowait(work)
+        except asyncio.QueueFull:
+            self._tell(seat.entry, Failed(*seat.key, "too many frames at once"))
+            self._vacate(seat)
+
+    def _of_session(self, entry: PeerId, session: str) -> list[_Seat]:
+        return [seat for seat in self._seats.values() if seat.entry == entry and seat.plan.session == session]
+
+    def _vacate(self, seat: _Seat) -> None:
+        if seat.task is not None:
+            seat.task.cancel()
+
+    async def _serve(self, seat: _Seat) -> None:
+        """The life of a seat: reserve, connect, answer, then work until the lease ends or the entry
+        closes.
+        """
+        opened = False
+        try:
+            self._reserve(seat)
+            await self._connect(seat.next_peer)
+            self._send(seat.entry, Opened(*seat.key, True, ""))
+            opened = True
+            async with asyncio.timeout(seat.plan.lease_s) as seat.lease:
+                while True:
+                    await self._step(seat, await seat.inbox.get())
+        except TimeoutError:
+            log.info("session_lease_ended", session=seat.plan.session[:8], stage=seat.plan.stage)
+        except P2PLLMError as error:
+            log.info(
+                "session_failed", session=seat.plan.session[:8], stage=seat.plan.stage, reason=str(error)
+            )
+            self._tell(
+                seat.entry, Failed(*seat.key, str(error)) if opened else Opened(*seat.key, False, str(error))
+            )
+        except Exception:
+            # A bug met by one session must not take the peer down with everybody else's sessions.
+            log.exception("session_crashed", session=seat.plan.session[:8], stage=seat.plan.stage)
+            self._tell(seat.entry, Failed(*seat.key, "internal error, see the log of this peer"))
+        finally:
+            self._executor.release(seat.key)
+            del self._seats[seat.key]
+            self._changed()
+
+    def _reserve(self, seat: _Seat) -> None:
+        _, start, end = seat.plan.stages[seat.plan.stage]
+        plan = seat.plan
+        if not self._executor.start <= start < end <= self._executor.end:
+            raise BusyError(
+                f"layers {start}:{end} are not in my slice {self._executor.start}:{self._executor.end}"
+            )
+        sampling = SamplingParams(plan.temperature, plan.top_p, plan.top_k, plan.seed)
+        self._executor.reserve(seat.key, start=start, end=end, tokens=plan.reserve, sampling=sampling)
+
+    async def _step(self, seat: _Seat, work: Work) -> None:
+        position, sample = work.position, True
+        inputs: list[int] | Activation
+        match work:
+            case Tokens():
+                inputs, rows, sample = list(work.tokens), len(work.tokens), work.sample
+            case Token():
+                inputs, rows = [work.token], 1
+            case Hidden():
+                inputs, rows, sample = (
+                    Activation(work.dtype, work.shape, work.data),
+                    work.shape[0],
+                    work.sample,
+                )
+        output = await self._executor.run(seat.key, position, inputs, sample=sample and seat.last)
+        if output.activation is not None:
+            hidden = output.activation
+            await self._forward(
+                seat,
+                Hidden(
+                    seat.plan.session,
+                    seat.plan.stage + 1,
+                    position,
+                    sample,
+                    hidden.dtype,
+                    hidden.shape,
+                    hidden.data,
+                ),
+            )
+        elif output.token is not None:
+            await self._emit(seat, position + rows, output.token)
+
+    async def _emit(self, seat: _Seat, position: int, token: int) -> None:
+        """Hand a sampled token round the ring first, then to the entry: the entry is not on the critical
+        path.
+        """
+        final = "stop" if token in seat.plan.eos else "length" if position >= seat.plan.limit else ""
+        if not final:
+            await self._forward(seat, Token(seat.plan.session, 0, position, token, ""))
+        self._send(seat.entry, Token(seat.plan.session, -1, position, token, final))
+
+    async def _forward(self, seat: _Seat, message: Hidden | Token) -> None:
+        try:
+            self._send(seat.next_peer, message)
+        except LinkError:
+            # A link that broke may come back at once; a peer that is gone says so quickly.
+            try:
+                await self._connect(seat.next_peer)
+                self._send(seat.next_peer, message)
+            except LinkError as error:
+                raise SessionError(f"lost the next stage {seat.next_peer[:8]}: {error}") from error
+
+    def _tell(self, peer: PeerId, message: Message) -> None:
+        try:
+            self._send(peer, message)
+        except LinkError as error:
+            log.debug("entry_unreachable", peer=peer[:8], reason=str(error))

@@ -1,0 +1,82 @@
+"""The body of ``/api/swarm``: the view as plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from p2pllm.scheduling import Chain, PeerId
+from p2pllm.swarm import PeerState
+
+__all__ = ["chain_json", "swarm_json"]
+
+Json = dict[str, Any]
+
+
+def swarm_json(
+    *,
+    swarm: bytes,
+    model: str,
+    layers: int,
+    own: PeerId,
+    peers: Sequence[PeerState],
+    route: Chain | None,
+    missing: Sequence[tuple[int, int]],
+) -> Json:
+    """The swarm as one peer sees it; ``route`` is the chain that a request would take now."""
+    return {
+        "swarm": swarm.hex(),
+        "model": model,
+        "layers": layers,
+        "self": own,
+        "missing": [list(gap) for gap in missing],
+        "route": None
+        if route is None
+        else {"stages": chain_json(route, peers), "latency_s": round(route.latency_s, 6)},
+        "peers": [_peer_json(state, layers) for state in peers],
+    }
+
+
+def chain_json(chain: Chain, peers: Sequence[PeerState]) -> list[Json]:
+    """The stages of a chain with the regions of their peers."""
+    regions = {state.peer: state.body.region for state in peers}
+    return [
+        {"peer": stage.peer, "region": regions.get(stage.peer, ""), "start": stage.start, "end": stage.end}
+        for stage in chain.stages
+    ]
+
+
+def _peer_json(state: PeerState, layers: int) -> Json:
+    body, metrics = state.body, state.metrics
+    spans = metrics.spans if metrics is not None else ()
+    return {
+        "peer": state.peer,
+        "region": body.region,
+        "addresses": [f"{host}:{port}" for host, port in body.addresses],
+        "hardware": body.hardware,
+        "dtype": body.dtype,
+        "software": body.software,
+        "memory_bytes": body.memory_bytes,
+        "memory_used": metrics.memory_used if metrics is not None else 0,
+        "flops": body.flops,
+        "bandwidth": body.bandwidth,
+        "capacity": body.capacity,
+        "leaving": body.leaving,
+        "age_s": round(state.age_s, 3),
+        "spans": [{"start": span.start, "end": span.end, "state": span.state} for span in spans],
+        "layer_s": metrics.layer_s if metrics is not None else 0.0,
+        "head_s": metrics.head_s if metrics is not None else 0.0,
+        "wait_s": metrics.wait_s if metrics is not None else 0.0,
+        "tau_s": _tau(state, layers),
+        "running": metrics.running if metrics is not None else 0,
+        "waiting": metrics.waiting if metrics is not None else 0,
+        "free_kv_blocks": metrics.free_kv_blocks if metrics is not None else 0,
+    }
+
+
+def _tau(state: PeerState, layers: int) -> float:
+    """τ of the peer's whole slice (s): what a decode step takes there, wait and head included."""
+    return sum(
+        holder.wait_s + (holder.end - holder.start) * holder.layer_s + (holder.end == layers) * holder.head_s
+        for holder in state.holders()
+    )

@@ -1,0 +1,45 @@
+"""How peers talk: messages, their frames, and the authenticated links that carry them."""
+
+from p2pllm.transport.frames import Limits, decode, encode
+from p2pllm.transport.links import LINK_PATH, Links
+from p2pllm.transport.messages import (
+    ENTRY_STAGE,
+    MAX_CHUNK_TOKENS,
+    MAX_STAGES,
+    Close,
+    Failed,
+    Hidden,
+    Message,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Renew,
+    Token,
+    Tokens,
+)
+from p2pllm.transport.server import Server, serve
+
+__all__ = [
+    "ENTRY_STAGE",
+    "LINK_PATH",
+    "MAX_CHUNK_TOKENS",
+    "MAX_STAGES",
+    "Close",
+    "Failed",
+    "Hidden",
+    "Limits",
+    "Links",
+    "Message",
+    "Open",
+    "Opened",
+    "Ping",
+    "Pong",
+    "Renew",
+    "Server",
+    "Token",
+    "Tokens",
+    "decode",
+    "encode",
+    "serve",
+]

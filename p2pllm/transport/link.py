@@ -1,0 +1,202 @@
+"""One link: the sockets of a pair of peers, what waits to be sent, and what comes in.
+
+Two peers that dial each other at the same moment end up with two sockets. Each side then sends on the one it
+had first and reads both, so order holds in each direction with nothing to negotiate. A socket that breaks may
+have lost frames, so it takes the whole link down: whoever uses the link hears of it once, and none of its
+sessions waits for a frame that will never come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket as sockets
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import structlog
+from aiohttp import ClientWebSocketResponse, WSCloseCode, WSMsgType
+from aiohttp.web import WebSocketResponse
+
+from p2pllm.errors import FrameError, LinkError
+from p2pllm.identity import PeerId
+from p2pllm.transport.frames import Limits, decode, encode
+from p2pllm.transport.messages import Message, Ping, Pong
+
+__all__ = ["MAX_SOCKETS", "Link", "Socket", "shut"]
+
+MAX_SOCKETS = 3
+"""Sockets in one link."""
+
+MAX_QUEUED_FRAMES = 4096
+"""Frames that may wait for one peer; their bytes are bounded by the largest frame."""
+
+_CLOSE_S = 1.0
+"""For the closing handshake, and for what still waits to be sent."""
+
+Socket: TypeAlias = ClientWebSocketResponse | WebSocketResponse
+
+log = structlog.get_logger()
+
+
+class Link:
+    """The link to ``peer``. ``on_down`` is called once, when it ends by anything but `close`."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        *,
+        limits: Limits,
+        stall_s: float,
+        on_message: Callable[[PeerId, Message], None],
+        on_down: Callable[[Link], None],
+    ) -> None:
+        self.peer = peer
+        self._limits = limits
+        self._stall_s = stall_s
+        self._on_message = on_message
+        self._on_down = on_down
+        self._sockets: dict[Socket, sockets.socket] = {}
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_FRAMES)
+        self._outbox_bytes = 0
+        self._pings: dict[int, asyncio.Future[float]] = {}
+        self._ended = ""
+        """Why the link ended; empty while it is up."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the link takes no further socket."""
+        return len(self._sockets) >= MAX_SOCKETS
+
+    def attach(self, socket: Socket) -> None:
+        """Add an authenticated socket for `run` to carry; raises LinkError if it is already broken."""
+        raw = socket.get_extra_info("socket")
+        if raw is None or raw.fileno() < 0:
+            raise LinkError(f"lost peer {self.peer[:8]} during the handshake")
+        # A second descriptor of the same connection, to cut it off even when its peer reads nothing any more.
+        self._sockets[socket] = sockets.fromfd(raw.fileno(), raw.family, raw.type)
+
+    async def run(self, socket: Socket) -> None:
+        """Carry an attached socket until the link ends; the first one also sends."""
+        sends = next(iter(self._sockets)) is socket
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._write(socket)) if sends else None
+                try:
+                    await self._read(socket)
+                finally:
+                    self._end("the connection was dropped", still_open=socket)
+                    if writer is not None:
+                        writer.cancel()
+            await shut(socket, self._ended)
+        finally:
+            descriptor = self._sockets.pop(socket)
+            _cut(descriptor)
+            descriptor.close()
+
+    def send(self, message: Message) -> None:
+        """Queue a message; raises LinkError when too much waits, FrameError if it can never be sent."""
+        frame = encode(message, self._limits)
+        if self._outbox.full() or self._outbox_bytes + len(frame) > self._limits.frame:
+            raise LinkError(f"the link to peer {self.peer[:8]} is congested")
+        self._outbox.put_nowait(frame)
+        self._outbox_bytes += len(frame)
+
+    async def ping(self, nonce: int, timeout: float) -> float:
+        """Return the seconds until the peer answered; raises LinkError if it does not within ``timeout``."""
+        answered: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._pings[nonce] = answered
+        # Not the loop's clock: uvloop's ticks only once a millisecond.
+        started = time.perf_counter()
+        try:
+            self.send(Ping(nonce))
+            async with asyncio.timeout(timeout):
+                return await answered - started
+        except TimeoutError:
+            raise LinkError(f"peer {self.peer[:8]} did not answer a ping within {timeout:g} s") from None
+        finally:
+            del self._pings[nonce]
+
+    async def close(self, reason: str) -> None:
+        """Send what is queued, then part from the peer; bounded in time."""
+        if self._ended:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._outbox.join()
+        self._ended = reason
+        await asyncio.gather(*(shut(socket, reason) for socket in self._sockets))
+
+    async def _read(self, socket: Socket) -> None:
+        """Hand on what comes in until the socket or the link ends."""
+        try:
+            while not self._ended:
+                received = await socket.receive()
+                if received.type is WSMsgType.BINARY:
+                    self._receive(decode(received.data, self._limits))
+                elif received.type is WSMsgType.TEXT:
+                    raise FrameError("text instead of a frame")
+                else:
+                    self._end(str(received.extra or received.data or "closed"), still_open=socket)
+        except FrameError as error:
+            self._end(f"malformed frame: {error}", still_open=socket)
+        except Exception:
+            # A bug of ours that this peer's frame brought out: let it cost this link and no other.
+            log.exception("message_handler_failed", peer=self.peer[:8])
+            self._end("internal error", still_open=socket)
+
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, Ping):
+            # A peer that asks faster than it reads gets no answer.
+            with contextlib.suppress(LinkError):
+                self.send(Pong(message.nonce))
+        elif isinstance(message, Pong):
+            answered = self._pings.get(message.nonce)
+            if answered is not None and not answered.done():
+                answered.set_result(time.perf_counter())
+        else:
+            self._on_message(self.peer, message)
+
+    async def _write(self, socket: Socket) -> None:
+        """Send what is queued, in order, while the peer keeps reading."""
+        try:
+            while True:
+                frame = await self._outbox.get()
+                async with asyncio.timeout(self._stall_s):
+                    await socket.send_bytes(frame)
+                self._outbox_bytes -= len(frame)
+                self._outbox.task_done()
+        except TimeoutError:
+            self._end(f"it read nothing for {self._stall_s:g} s")
+        except OSError as error:
+            self._end(f"the connection broke ({error})")
+
+    def _end(self, reason: str, *, still_open: Socket | None = None) -> None:
+        """Take the link down, once; ``still_open`` can still be told why, the others are cut."""
+        if self._ended:
+            return
+        self._ended = reason
+        log.info("link_down", peer=self.peer[:8], reason=reason)
+        for socket, descriptor in self._sockets.items():
+            if socket is not still_open:
+                _cut(descriptor)
+        for answered in self._pings.values():
+            if not answered.done():
+                answered.set_exception(LinkError(f"the link to peer {self.peer[:8]} went down: {reason}"))
+        self._on_down(self)
+
+
+async def shut(socket: Socket, reason: str) -> None:
+    """Close a socket, telling the other side why; bounded in time, and harmless if it is closed."""
+    # A WebSocket close frame has room for 123 bytes of text.
+    text = reason.encode("ascii", "replace")[:120]
+    with contextlib.suppress(TimeoutError, OSError):
+        async with asyncio.timeout(_CLOSE_S):
+            await socket.close(code=WSCloseCode.GOING_AWAY, message=text)
+
+
+def _cut(descriptor: sockets.socket) -> None:
+    """End a connection at once, whatever its transport still has to send."""
+    with contextlib.suppress(OSError):
+        descriptor.shutdown(sockets.SHUT_RDWR)

@@ -1,0 +1,285 @@
+"""All links of a peer: dialling, accepting, sending.
+
+Addressed by peer id only. A link is opened on demand and then stays; both its sides have proved who they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import aiohttp
+import structlog
+from aiohttp import ClientWSTimeout, WSMsgType, web
+from yarl import URL
+
+from p2pllm.errors import LinkError
+from p2pllm.identity import Identity, PeerId
+from p2pllm.transport.frames import DEFAULT_LIMITS, Limits
+from p2pllm.transport.handshake import NONCE_BYTES, Acceptor, Dialer
+from p2pllm.transport.link import Link, Socket, shut
+from p2pllm.transport.messages import Message
+
+__all__ = ["HEARTBEAT_S", "LINK_PATH", "STALL_S", "Links"]
+
+LINK_PATH = "/link"
+"""Where `Links.accept` is to be mounted."""
+
+HEARTBEAT_S = 15.0
+"""Silence after which a socket is probed; it is dead when nothing comes back for half as long."""
+
+STALL_S = 30.0
+"""A peer may take this long to make room for one frame."""
+
+_HELLO_HEADER = "P2PLLM-Hello"
+_HANDSHAKE_S = 2.0
+_CLOSE_S = 0.5
+_END_S = 3.0
+_MAX_GREETING = 64
+"""Dialling peers that may be in the handshake at one time; more are turned away."""
+
+log = structlog.get_logger()
+
+
+class Links:
+    """The links of ``identity`` within ``swarm`` (20 bytes).
+
+    ``on_message`` gets every message but Ping and Pong, in order per sender, and must neither block nor
+    raise. ``on_down`` is called once for each link that ends while this object is open.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm: bytes,
+        *,
+        on_message: Callable[[PeerId, Message], None],
+        on_down: Callable[[PeerId], None],
+        limits: Limits = DEFAULT_LIMITS,
+        heartbeat_s: float = HEARTBEAT_S,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self._identity = identity
+        self._swarm = swarm
+        self._on_message = on_message
+        self._on_down = on_down
+        self._limits = limits
+        # aiohttp refuses a message of exactly the size that it is given.
+        self._max_message = limits.frame + 1
+        self._heartbeat_s = heartbeat_s
+        self._stall_s = stall_s
+        self._links: dict[PeerId, Link] = {}
+        self._dials: dict[PeerId, asyncio.Task[str]] = {}
+        self._carriers: set[asyncio.Task[Any]] = set()
+        self._greeting = 0
+        self._http: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    def peers(self) -> set[PeerId]:
+        """Return whom there is a link to."""
+        return set(self._links)
+
+    def send(self, peer: PeerId, message: Message) -> None:
+        """Queue a message for a peer; one for the own id arrives on the loop's next turn.
+
+        Raises LinkError if there is no link or too much waits on it, FrameError if the message is too large.
+        """
+        if peer == self._identity.peer_id:
+            asyncio.get_running_loop().call_soon(self._on_message, peer, message)
+        else:
+            self._link(peer).send(message)
+
+    async def ping(self, peer: PeerId, timeout: float = 1.0) -> float:
+        """Return the round trip to a linked peer in seconds; raises LinkError if it is over ``timeout``."""
+        if peer == self._identity.peer_id:
+            return 0.0
+        return await self._link(peer).ping(secrets.randbits(64), timeout)
+
+    async def ensure(self, peer: PeerId, addresses: Sequence[tuple[str, int]], timeout: float = 2.0) -> None:
+        """See that there is a link, dialling the addresses in order until one answers as this peer.
+
+        Calls at the same time share the first one's dial. Raises LinkError after ``timeout`` seconds or when
+        all fail.
+        """
+        if self._closed:
+            raise LinkError("this peer is shutting down")
+        if peer == self._identity.peer_id or peer in self._links:
+            return
+        dial = self._dials.get(peer)
+        if dial is None:
+            dial = asyncio.create_task(self._dial(peer, tuple(addresses), timeout))
+            self._dials[peer] = dial
+            dial.add_done_callback(lambda _: self._dials.pop(peer))
+        done, _ = await asyncio.wait({dial}, timeout=timeout)
+        if peer in self._links:
+            return
+        failure = dial.result() if done and not dial.cancelled() else f"no answer within {timeout:g} s"
+        raise LinkError(f"cannot reach peer {peer[:8]}: {failure}")
+
+    async def accept(self, request: web.Request) -> web.WebSocketResponse:
+        """Handle ``GET /link``: check who dials, then carry the link until it ends."""
+        if self._closed or self._greeting >= _MAX_GREETING:
+            raise web.HTTPServiceUnavailable
+        socket = web.WebSocketResponse(
+            timeout=_CLOSE_S, heartbeat=self._heartbeat_s, compress=False, max_msg_size=self._max_message
+        )
+        await socket.prepare(request)
+        self._greeting += 1
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                peer = await self._greet(request.headers.get(_HELLO_HEADER, ""), socket)
+            link = self._attach(peer, socket)
+        except (LinkError, OSError, TimeoutError) as error:
+            reason = str(error) or "no answer"
+            log.info("link_refused", address=request.remote, reason=reason)
+            await shut(socket, reason)
+            return socket
+        finally:
+            self._greeting -= 1
+        # The handler's own task carries the socket; `close` waits for it like for those of dialled ones.
+        await self._carry(link, socket)
+        return socket
+
+    async def close(self) -> None:
+        """Send what is queued, part from all peers and stop; bounded in time, and `on_down` is not called."""
+        self._closed = True
+        for dial in self._dials.values():
+            dial.cancel()
+        await asyncio.gather(*(link.close("the peer is leaving") for link in self._links.values()))
+        self._links.clear()
+        tasks = {*self._dials.values(), *self._carriers}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_END_S)
+            for task in late:
+                task.cancel()
+        if self._http is not None:
+            await self._http.close()
+
+    def _link(self, peer: PeerId) -> Link:
+        link = self._links.get(peer)
+        if link is None:
+            raise LinkError(f"no link to peer {peer[:8]}")
+        return link
+
+    async def _dial(self, peer: PeerId, addresses: Sequence[tuple[str, int]], timeout: float) -> str:
+        """Open a link by the first address that works; return why none did, or an empty text."""
+        loop = asyncio.get_running_loop()
+        # A little before the callers' own deadline, so that they learn why.
+        deadline = loop.time() + 0.9 * timeout
+        failures = []
+        for index, (host, port) in enumerate(addresses):
+            try:
+                async with asyncio.timeout((deadline - loop.time()) / (len(addresses) - index)):
+                    await self._open(peer, host, port)
+            except TimeoutError:
+                failures.append(f"{host}:{port} does not answer")
+            except (LinkError, aiohttp.ClientError, OSError, ValueError) as error:
+                failures.append(f"{host}:{port}: {error}")
+            else:
+                return ""
+        return "; ".join(failures) or "it has published no address"
+
+    async def _open(self, peer: PeerId, host: str, port: int) -> None:
+        """Dial one address, prove and check identities, and set the link going."""
+        dialer = Dialer(self._identity, self._swarm, peer, os.urandom(NONCE_BYTES))
+        socket = await self._client().ws_connect(
+            URL.build(scheme="http", host=host, port=port, path=LINK_PATH),
+            headers={_HELLO_HEADER: dialer.hello().hex()},
+            timeout=ClientWSTimeout(ws_close=_CLOSE_S),
+            heartbeat=self._heartbeat_s,
+            max_msg_size=self._max_message,
+        )
+        reason = "the dial was given up"
+        try:
+            proof = dialer.prove(await _flight(socket))
+            if peer in self._links:
+                reason = "already linked"
+                return
+            await socket.send_bytes(proof)
+            link = self._attach(peer, socket)
+            reason = ""
+        except LinkError as error:
+            reason = str(error)
+            raise
+        finally:
+            if reason:
+                await shut(socket, reason)
+        self._carriers.add(asyncio.create_task(self._carry(link, socket)))
+
+    async def _greet(self, hello: str, socket: web.WebSocketResponse) -> PeerId:
+        """Return who is dialling, once that is proved."""
+        acceptor = Acceptor(self._identity, self._swarm, os.urandom(NONCE_BYTES))
+        try:
+            reply = acceptor.reply(bytes.fromhex(hello))
+        except ValueError:
+            raise LinkError("no handshake in hexadecimal") from None
+        await socket.send_bytes(reply)
+        return acceptor.admit(await _flight(socket))
+
+    def _attach(self, peer: PeerId, socket: Socket) -> Link:
+        """Add an authenticated socket to the link of its peer, or make it the first of a new one."""
+        link = self._links.get(peer)
+        if self._closed:
+            raise LinkError("the peer is leaving")
+        if link is None:
+            link = Link(
+                peer,
+                limits=self._limits,
+                stall_s=self._stall_s,
+                on_message=self._on_message,
+                on_down=self._forget,
+            )
+        elif link.full:
+            raise LinkError("too many sockets of one peer")
+        link.attach(socket)
+        if peer not in self._links:
+            self._links[peer] = link
+            log.info("link_up", peer=peer[:8])
+        dial = self._dials.get(peer)
+        if dial is not None and dial is not asyncio.current_task():
+            # They reached us first; whoever waits for our dial has what it wants.
+            dial.cancel()
+        return link
+
+    async def _carry(self, link: Link, socket: Socket) -> None:
+        """Run an attached socket to its end, in a task that `close` knows of."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._carriers.add(task)
+        try:
+            await link.run(socket)
+        finally:
+            self._carriers.discard(task)
+
+    def _forget(self, link: Link) -> None:
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+        if not self._closed:
+            self._on_down(link.peer)
+
+    def _client(self) -> aiohttp.ClientSession:
+        """Return the HTTP client, made on first use because it belongs to a running loop."""
+        if self._http is None:
+            tracing = aiohttp.TraceConfig()
+            tracing.on_request_redirect.append(_refuse_redirect)
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=[tracing],
+            )
+        return self._http
+
+
+async def _refuse_redirect(*_: object) -> None:
+    """A peer answers itself; following it elsewhere would let strangers aim our requests."""
+    raise LinkError("it redirects instead of answering")
+
+
+async def _flight(socket: Socket) -> bytes:
+    """Return the other side's next part of the handshake."""
+    received = await socket.receive()
+    if received.type is WSMsgType.BINARY:
+        return bytes(received.data)
+    raise LinkError(str(received.extra or "it broke off the handshake"))

@@ -1,0 +1,69 @@
+"""ρ between any two peers, and the estimates it comes from."""
+
+from __future__ import annotations
+
+import pytest
+from support.bodies import metrics_body, peer_body
+
+from p2pllm.records import MetricsBody, Span
+from p2pllm.swarm import PeerState, latency_of
+from p2pllm.swarm.prober import MAX_PROBED, LatencyEstimates, likely_successors
+
+A, B, C, D = (digit * 40 for digit in "abcd")
+
+
+def state(peer: str, region: str, rho: dict[str, float] | None = None, **changes: object) -> PeerState:
+    pairs = tuple((other[:16], seconds) for other, seconds in (rho or {}).items())
+    return PeerState(peer, peer_body(region=region), metrics_body(rho=pairs, **changes), 0.0)
+
+
+def test_measured_pairs_win_in_their_own_direction_first() -> None:
+    rho = latency_of([state(A, "eu", {B: 0.01}), state(B, "eu", {A: 0.03, C: 0.02}), state(C, "eu")])
+    assert rho(A, B) == 0.01
+    assert rho(B, A) == 0.03
+    assert rho(C, B) == 0.02
+    assert rho(A, A) == 0.0
+
+
+def test_unmeasured_pairs_take_the_median_of_their_regions() -> None:
+    rho = latency_of(
+        [state(A, "eu", {C: 0.08, D: 0.1}), state(B, "eu", {C: 0.3}), state(C, "us"), state(D, "us")]
+    )
+    assert rho(B, D) == pytest.approx(0.1)
+    assert rho(D, B) == pytest.approx(0.1)
+    assert rho(A, B) == pytest.approx(0.001), "nobody measured inside eu: what is typical for one place"
+
+
+def test_unknown_peers_have_no_edge() -> None:
+    rho = latency_of([state(A, "eu")])
+    assert rho(A, B) is None
+
+
+def test_an_estimate_follows_the_wire_and_not_one_busy_moment() -> None:
+    estimates = LatencyEstimates()
+    for _ in range(5):
+        estimates.add(A, 0.02)
+    assert dict(estimates.published())[A[:16]] == pytest.approx(0.01)
+    estimates.add(A, 2.0)  # waited behind a busy loop: counts as 0.02 one way at most
+    assert dict(estimates.published())[A[:16]] == pytest.approx(0.01 + 0.3 * 0.01)
+    for _ in range(60):
+        estimates.add(A, 0.1)
+    assert dict(estimates.published())[A[:16]] == pytest.approx(0.05)
+    estimates.keep([B])
+    assert estimates.published() == ()
+
+
+def test_successors_are_those_who_hold_our_end() -> None:
+    def holds(peer: str, start: int, end: int) -> PeerState:
+        spans: dict[str, object] = {"spans": (Span(start, end, "ready"),)}
+        return state(peer, "eu", **spans)
+
+    peers = [holds(A, 0, 10), holds(B, 20, 30), holds(C, 10, 20), holds(D, 5, 15)]
+    assert [found.peer for found in likely_successors(A, 10, 30, peers)] == [C, D, B]
+    assert [found.peer for found in likely_successors(B, 30, 30, peers)][0] == A, "the ring closes at layer 0"
+    many = [holds(f"{number:040x}", 0, 10) for number in range(20)]
+    assert len(likely_successors(A, 10, 30, many)) == MAX_PROBED
+
+
+def test_bodies_here_are_what_the_view_holds() -> None:
+    assert isinstance(state(A, "eu").metrics, MetricsBody)

@@ -1,0 +1,245 @@
+"""Links between well-behaved peers: how they come up, what order holds on them, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import psutil
+import pytest
+
+from p2pllm.errors import FrameError, LinkError
+from p2pllm.identity import Identity
+from p2pllm.transport import Hidden, Limits, Renew, encode
+
+DEADLINE_S = 20.0
+
+
+async def pair(start):
+    one, other = await start(), await start()
+    await one.links.ensure(other.id, [other.address])
+    return one, other
+
+
+def numbered(count):
+    return [Renew(f"s{number}") for number in range(count)]
+
+
+@pytest.fixture
+async def mute():
+    """Address of a server that accepts connections and says nothing."""
+    server = await asyncio.start_server(lambda reader, writer: reader.read(), "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[:2]
+    server.close()
+
+
+@pytest.fixture
+def dead():
+    """Address that refuses connections."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield unused.getsockname()[:2]
+
+
+async def test_messages_arrive_in_order_both_ways_over_one_dial(start):
+    one, other = await pair(start)
+    for here, there in ((one, other), (other, one)):
+        # Who was dialled knows of the link once the proof has come in.
+        await here.links.ping(there.id) if there.id in here.links.peers() else None
+        for message in numbered(200):
+            here.links.send(there.id, message)
+        await there.until(lambda there=there: len(there.received) == 200)
+        assert there.received == [(here.id, message) for message in numbered(200)]
+    assert (one.accepted, other.accepted) == (0, 1)
+
+
+async def test_a_large_tensor_arrives_whole(start):
+    one, other = await pair(start)
+    data = bytes(range(256)) * (64 * 1024)
+    message = Hidden("s", 1, 0, True, "bfloat16", (1024, 8192), data)
+    one.links.send(other.id, message)
+    await other.until(lambda: len(other.received) == 1)
+    assert other.received == [(one.id, message)]
+
+
+async def test_a_message_to_oneself_arrives_after_the_sender_is_done(start):
+    one = await start()
+    for message in numbered(3):
+        one.links.send(one.id, message)
+    assert one.received == []
+    await one.until(lambda: len(one.received) == 3)
+    assert one.received == [(one.id, message) for message in numbered(3)]
+    assert await one.links.ping(one.id) == 0.0
+    await one.links.ensure(one.id, [])
+    assert one.links.peers() == set()
+
+
+async def test_callers_at_the_same_time_share_a_dial(start):
+    one, other = await start(), await start()
+    await asyncio.gather(*(one.links.ensure(other.id, [other.address]) for _ in range(10)))
+    await one.links.ensure(other.id, [])
+    assert other.accepted == 1
+    assert one.links.peers() == {other.id}
+
+
+async def test_a_cancelled_caller_does_not_take_the_shared_dial_with_it(start):
+    one, other = await start(), await start()
+    impatient = asyncio.create_task(one.links.ensure(other.id, [other.address]))
+    patient = asyncio.create_task(one.links.ensure(other.id, [other.address]))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await patient
+    assert one.links.peers() == {other.id}
+
+
+async def test_addresses_are_tried_in_order(start, dead, mute):
+    one, other = await start(), await start()
+    await one.links.ensure(other.id, [dead, mute, other.address], timeout=1.0)
+    assert one.links.peers() == {other.id}
+
+
+async def test_no_address_that_works(start, dead, mute):
+    one, other = await start(), await start()
+    with pytest.raises(LinkError, match=rf"cannot reach peer {other.id[:8]}: .*{dead[1]}.*; .*{mute[1]}"):
+        await one.links.ensure(other.id, [dead, mute], timeout=0.2)
+    with pytest.raises(LinkError, match="no address"):
+        await one.links.ensure(other.id, [])
+    with pytest.raises(LinkError, match="70000"):
+        await one.links.ensure(other.id, [("127.0.0.1", 70000)])
+
+
+async def test_a_peer_that_dials_us_ends_our_own_vain_dial(start, mute):
+    one, other = await start(), await start()
+    waiting = asyncio.create_task(one.links.ensure(other.id, [mute], timeout=10 * DEADLINE_S))
+    await asyncio.sleep(0)
+    await other.links.ensure(one.id, [one.address])
+    async with asyncio.timeout(DEADLINE_S):
+        await waiting
+    assert one.links.peers() == {other.id}
+
+
+async def test_peers_that_dial_each_other_keep_order_and_one_link(start):
+    for _ in range(5):
+        one, other = await start(), await start()
+        await asyncio.gather(
+            one.links.ensure(other.id, [other.address]), other.links.ensure(one.id, [one.address])
+        )
+        for message in numbered(100):
+            one.links.send(other.id, message)
+            other.links.send(one.id, message)
+        await one.until(lambda: len(one.received) == 100)
+        await other.until(lambda: len(other.received) == 100)
+        assert other.received == [(one.id, message) for message in numbered(100)]
+        assert one.received == [(other.id, message) for message in numbered(100)]
+        await one.links.close()
+        await other.until(lambda: bool(other.downs))
+        assert (one.downs, other.downs) == ([], [one.id])
+        assert other.links.peers() == set()
+
+
+async def test_who_is_not_the_peer_we_want(start):
+    one, other, stranger = await start(), await start(), Identity.generate()
+    with pytest.raises(LinkError, match=f"belongs to peer {other.id[:8]}, not {stranger.peer_id[:8]}"):
+        await one.links.ensure(stranger.peer_id, [other.address])
+    assert one.links.peers() == other.links.peers() == set()
+
+
+async def test_who_serves_another_model(start):
+    one, other = await start(), await start(swarm=bytes(20))
+    with pytest.raises(LinkError, match=f"{other.id[:8]} serves another model"):
+        await one.links.ensure(other.id, [other.address])
+    assert one.links.peers() == other.links.peers() == set()
+
+
+async def test_a_cloned_identity_does_not_link_with_its_twin(start):
+    one = await start()
+    twin, other = await start(identity=one.identity), Identity.generate()
+    with pytest.raises(LinkError, match="dialled itself"):
+        await one.links.ensure(other.peer_id, [twin.address])
+
+
+async def test_ping_measures_a_round_trip(start):
+    one, other = await pair(start)
+    started = time.perf_counter()
+    seconds = await one.links.ping(other.id)
+    assert 0.0 < seconds <= time.perf_counter() - started
+    assert other.received == []
+    with pytest.raises(LinkError, match="no link"):
+        await one.links.ping(Identity.generate().peer_id)
+
+
+async def test_sending_without_a_link(start):
+    one, other = await start(), await start()
+    with pytest.raises(LinkError, match=f"no link to peer {other.id[:8]}"):
+        one.links.send(other.id, Renew("s"))
+
+
+async def test_a_message_over_the_limit_costs_nothing_but_itself(start):
+    one, other = await start(limits=Limits(frame=10_000)), await start()
+    await one.links.ensure(other.id, [other.address])
+    with pytest.raises(FrameError, match="smaller chunks"):
+        one.links.send(other.id, Hidden("s", 1, 0, True, "float32", (4, 1024), bytes(4 * 4096)))
+    one.links.send(other.id, Renew("s"))
+    await other.until(lambda: bool(other.received))
+    assert other.received == [(one.id, Renew("s"))]
+
+
+async def test_a_frame_of_exactly_the_limit_passes(start):
+    message = Hidden("s", 1, 0, True, "float16", (500, 10), bytes(10_000))
+    limits = Limits(frame=len(encode(message)))
+    one, other = await start(limits=limits), await start(limits=limits)
+    await one.links.ensure(other.id, [other.address])
+    one.links.send(other.id, message)
+    await other.until(lambda: bool(other.received))
+    assert other.received == [(one.id, message)]
+
+
+async def test_close_delivers_what_was_queued_and_tells_the_other_side(start):
+    one, other = await pair(start)
+    for message in numbered(500):
+        one.links.send(other.id, message)
+    await one.links.close()
+    await other.until(lambda: bool(other.downs))
+    assert other.received == [(one.id, message) for message in numbered(500)]
+    assert (one.downs, other.downs) == ([], [one.id])
+    with pytest.raises(LinkError, match="shutting down"):
+        await one.links.ensure(other.id, [other.address])
+    with pytest.raises(LinkError, match="cannot reach"):
+        await other.links.ensure(one.id, [one.address])
+
+
+async def test_a_link_comes_back_after_a_restart(start):
+    one, other = await pair(start)
+    await other.stop()
+    await one.until(lambda: one.downs == [other.id])
+    again = await start(identity=other.identity)
+    await one.links.ensure(again.id, [again.address])
+    one.links.send(again.id, Renew("s"))
+    await again.until(lambda: bool(again.received))
+    assert again.received == [(one.id, Renew("s"))]
+
+
+async def test_both_ends_send_without_delay(start):
+    one, other = await pair(start)
+    await one.links.ping(other.id)
+    for here, there in ((one, other), (other, one)):
+        (descriptor,) = here.links._links[there.id]._sockets.values()
+        assert descriptor.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_close_leaves_no_task_and_no_descriptor(start):
+    async def come_and_go():
+        peers = [await start() for _ in range(3)]
+        for one in peers:
+            await asyncio.gather(*(one.links.ensure(other.id, [other.address]) for other in peers))
+        assert all(len(one.links.peers()) == 2 for one in peers)
+        await asyncio.gather(*(one.stop() for one in peers))
+
+    tasks = asyncio.all_tasks()
+    await come_and_go()
+    assert asyncio.all_tasks() == tasks
+    # The first round may have opened what the loop itself keeps.
+    descriptors = psutil.Process().num_fds()
+    await come_and_go()
+    assert psutil.Process().num_fds() == descriptors

@@ -1,0 +1,291 @@
+"""Links against peers that lie, break off, stall, or send garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket as sockets
+from types import SimpleNamespace
+
+import aiohttp
+import msgpack
+import psutil
+import pytest
+from aiohttp import WSMsgType, web
+
+from p2pllm.errors import LinkError
+from p2pllm.identity import Identity
+from p2pllm.transport import LINK_PATH, Close, Hidden, Limits, Ping, Pong, Renew, decode, encode, serve
+from p2pllm.transport.handshake import NONCE_BYTES, Acceptor, Dialer
+from p2pllm.transport.link import MAX_SOCKETS
+
+SWARM = bytes(range(20))
+DEADLINE_S = 20.0
+
+
+def dialer_to(peer, identity, swarm=SWARM):
+    return Dialer(identity, swarm, peer.id, os.urandom(NONCE_BYTES))
+
+
+async def farewell(socket):
+    """The other side's reason for closing, once it has."""
+    while True:
+        received = await socket.receive(timeout=DEADLINE_S)
+        if received.type is WSMsgType.CLOSE:
+            return received.extra
+        assert received.type is WSMsgType.BINARY, received
+
+
+def impostor(victim, forger):
+    """An identity that shows the victim's key and signs with the forger's."""
+    return SimpleNamespace(public_key=victim.public_key, peer_id=victim.peer_id, sign=forger.sign)
+
+
+def cut(socket):
+    """Break a socket's connection without a word."""
+    raw = socket.get_extra_info("socket")
+    with sockets.fromfd(raw.fileno(), raw.family, raw.type) as twin:
+        twin.shutdown(sockets.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda hello: "", "0 bytes instead of 85"),
+        (lambda hello: "no hex", "no handshake in hexadecimal"),
+        (lambda hello: hello[:-2], "84 bytes instead of 85"),
+        (lambda hello: hello + "00", "86 bytes instead of 85"),
+        (lambda hello: "02" + hello[2:], "speaks link version 1: update the older"),
+        (lambda hello: hello[:2] + "00" * 20 + hello[42:], "serves another model"),
+    ],
+)
+async def test_a_bad_hello_is_refused_with_the_reason(start, raw, change, reason):
+    peer = await start()
+    hello = dialer_to(peer, Identity.generate()).hello().hex()
+    assert reason in await farewell(await raw.open(peer, change(hello)))
+    assert peer.links.peers() == set()
+
+
+async def test_a_plain_request_is_no_link(start):
+    peer = await start()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{peer.server.port}{LINK_PATH}") as response,
+    ):
+        assert response.status == 400
+
+
+async def test_a_dialer_cannot_pass_for_another(start, raw):
+    peer, victim, forger = await start(), Identity.generate(), Identity.generate()
+    socket = await raw.link(peer, impostor(victim, forger))
+    assert await farewell(socket) == "forged signature of the dialling peer"
+    assert peer.links.peers() == set()
+
+
+async def test_a_proof_cannot_be_replayed(start, raw):
+    peer, victim = await start(), Identity.generate()
+    overheard = dialer_to(peer, victim)
+    socket = await raw.open(peer, overheard.hello().hex())
+    proof = overheard.prove(await socket.receive_bytes(timeout=DEADLINE_S))
+    again = await raw.open(peer, overheard.hello().hex())
+    await again.receive_bytes(timeout=DEADLINE_S)
+    await again.send_bytes(proof)
+    assert "forged" in await farewell(again)
+    await socket.send_bytes(proof)
+    await socket.send_bytes(encode(Renew("s")))
+    await peer.until(lambda: peer.received == [(victim.peer_id, Renew("s"))])
+
+
+async def answering(answer):
+    """A server whose /link is ``answer``."""
+    app = web.Application()
+    app.router.add_get(LINK_PATH, answer)
+    return await serve(app, "127.0.0.1", 0)
+
+
+async def test_an_acceptor_cannot_pass_for_another(start):
+    peer, victim, forger = await start(), Identity.generate(), Identity.generate()
+
+    async def answer(request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        acceptor = Acceptor(impostor(victim, forger), SWARM, os.urandom(NONCE_BYTES))
+        await socket.send_bytes(acceptor.reply(bytes.fromhex(request.headers["P2PLLM-Hello"])))
+        reasons.append((await socket.receive()).extra)
+        return socket
+
+    reasons: list[str] = []
+    server = await answering(answer)
+    with pytest.raises(LinkError, match=f"forged signature of peer {victim.peer_id[:8]}"):
+        await peer.links.ensure(victim.peer_id, [("127.0.0.1", server.port)])
+    await server.close()
+    assert reasons == [f"forged signature of peer {victim.peer_id[:8]}"]
+
+
+async def test_a_redirect_is_not_followed(start):
+    peer, target = await start(), await start()
+
+    async def answer(request):
+        raise web.HTTPFound(f"http://127.0.0.1:{target.server.port}{LINK_PATH}")
+
+    server = await answering(answer)
+    with pytest.raises(LinkError, match="redirects"):
+        await peer.links.ensure(target.id, [("127.0.0.1", server.port)])
+    await server.close()
+    assert target.accepted == 0
+
+
+async def test_an_ordinary_web_server_is_no_peer(start):
+    peer, other = await start(), Identity.generate()
+    server = await serve(web.Application(), "127.0.0.1", 0)
+    with pytest.raises(LinkError, match="404"):
+        await peer.links.ensure(other.peer_id, [("127.0.0.1", server.port)])
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [
+        (b"", "malformed frame: a frame of 0 bytes"),
+        (b"\x00\x00\x00", "malformed frame"),
+        (b"\xff\xff\xff\xff", "malformed frame: a header of"),
+        (len(msgpack.packb([99])).to_bytes(4, "big") + msgpack.packb([99]), "unknown kind"),
+        (encode(Renew("s"))[:-1], "malformed frame"),
+        ("text", "malformed frame: text"),
+    ],
+)
+async def test_garbage_closes_its_own_link_only(start, raw, garbage, reason):
+    peer, friend = await start(), await start()
+    await friend.links.ensure(peer.id, [peer.address])
+    stranger = Identity.generate()
+    socket = await raw.link(peer, stranger)
+    await socket.send_bytes(encode(Close("s")))
+    await (socket.send_str if isinstance(garbage, str) else socket.send_bytes)(garbage)
+    await socket.send_bytes(encode(Close("never-seen")))
+    assert reason in await farewell(socket)
+    assert peer.received == [(stranger.peer_id, Close("s"))]
+    assert peer.downs == [stranger.peer_id]
+    assert peer.links.peers() == {friend.id}
+    await friend.links.ping(peer.id)
+
+
+async def test_a_message_over_the_limit_is_refused_before_it_is_read(start, raw):
+    peer, stranger = await start(limits=Limits(frame=1000)), Identity.generate()
+    socket = await raw.link(peer, stranger)
+    frame = bytearray(b"\x82\xff" + (2**40).to_bytes(8, "big") + bytes(4))
+    raw_socket = socket.get_extra_info("socket")
+    with sockets.fromfd(raw_socket.fileno(), raw_socket.family, raw_socket.type) as twin:
+        twin.setblocking(True)
+        twin.sendall(frame)
+    await peer.until(lambda: peer.downs == [stranger.peer_id])
+    assert peer.received == []
+
+
+async def test_a_handler_that_fails_costs_one_link(start, raw):
+    def on_message(sender, message):
+        raise RuntimeError("a bug")
+
+    peer, friend = await start(on_message=on_message), await start()
+    await friend.links.ensure(peer.id, [peer.address])
+    stranger = Identity.generate()
+    socket = await raw.link(peer, stranger)
+    await socket.send_bytes(encode(Close("s")))
+    assert await farewell(socket) == "internal error"
+    assert peer.downs == [stranger.peer_id]
+    await friend.links.ping(peer.id)
+
+
+async def test_two_sockets_are_one_link(start, raw):
+    peer, stranger = await start(), Identity.generate()
+    first = await raw.link(peer, stranger)
+    await first.send_bytes(encode(Renew("first")))
+    await peer.until(lambda: len(peer.received) == 1)
+    second = await raw.link(peer, stranger)
+    await second.send_bytes(encode(Renew("second")))
+    await peer.until(lambda: len(peer.received) == 2)
+    # Both are read; all that is sent goes out on the one that was first.
+    for number in range(20):
+        peer.links.send(stranger.peer_id, Renew(f"s{number}"))
+    for number in range(20):
+        assert decode(await first.receive_bytes(timeout=DEADLINE_S)) == Renew(f"s{number}")
+    # Either one's end is the link's end, told once, and frees the other.
+    cut(second)
+    assert await first.receive(timeout=DEADLINE_S)
+    await peer.until(lambda: bool(peer.downs))
+    assert peer.links.peers() == set()
+    assert peer.received == [(stranger.peer_id, Renew("first")), (stranger.peer_id, Renew("second"))]
+    again = await raw.link(peer, stranger)
+    await again.send_bytes(encode(Renew("again")))
+    await peer.until(lambda: len(peer.received) == 3)
+    assert peer.downs == [stranger.peer_id]
+
+
+async def test_sockets_of_one_peer_are_bounded(start, raw):
+    peer, stranger = await start(), Identity.generate()
+    taken = [await raw.link(peer, stranger) for _ in range(MAX_SOCKETS)]
+    for number, socket in enumerate(taken):
+        await socket.send_bytes(encode(Renew(f"s{number}")))
+    await peer.until(lambda: len(peer.received) == MAX_SOCKETS)
+    assert await farewell(await raw.link(peer, stranger)) == "too many sockets of one peer"
+    assert peer.downs == []
+
+
+async def test_a_peer_that_reads_nothing_is_dropped_and_leaves_no_descriptor(start, raw):
+    limit = 8 * 1024**2
+    peer, stranger = await start(limits=Limits(frame=limit), stall_s=0.1), Identity.generate()
+    socket = await raw.link(peer, stranger)
+    await socket.send_bytes(encode(Renew("s")))
+    await peer.until(lambda: bool(peer.received))
+    message = Hidden("s", 1, 0, False, "float32", (1, 2**18), bytes(2**20))
+    with pytest.raises(LinkError, match=f"link to peer {stranger.peer_id[:8]} is congested"):
+        for _ in range(limit // 2**20):
+            peer.links.send(stranger.peer_id, message)
+    while not peer.downs:
+        try:
+            peer.links.send(stranger.peer_id, message)
+        except LinkError:
+            pass
+        await asyncio.sleep(0)
+    assert peer.downs == [stranger.peer_id]
+    await peer.stop()
+    # The server side of the connection is gone although its transport still had megabytes to send.
+    port = peer.server.port
+    assert not [c for c in psutil.Process().net_connections("tcp") if c.laddr.port == port]
+
+
+async def test_a_peer_that_only_listens_is_dropped_after_the_heartbeat(start, raw):
+    peer, stranger = await start(heartbeat_s=0.1), Identity.generate()
+    socket = await raw.link(peer, stranger, autoping=False)
+    await peer.until(lambda: peer.downs == [stranger.peer_id])
+    await socket.close()
+
+
+async def test_a_connection_that_breaks_is_known_at_once(start, raw):
+    peer, stranger = await start(), Identity.generate()
+    socket = await raw.link(peer, stranger)
+    await socket.send_bytes(encode(Renew("s")))
+    await peer.until(lambda: bool(peer.received))
+    waiting = asyncio.create_task(peer.links.ping(stranger.peer_id, timeout=10 * DEADLINE_S))
+    assert isinstance(decode(await socket.receive_bytes(timeout=DEADLINE_S)), Ping)
+    cut(socket)
+    with pytest.raises(LinkError, match="went down"):
+        await waiting
+    assert peer.downs == [stranger.peer_id]
+
+
+async def test_pings_are_answered_and_pongs_must_fit(start, raw):
+    peer, stranger = await start(), Identity.generate()
+    socket = await raw.link(peer, stranger)
+    await socket.send_bytes(encode(Ping(7)))
+    assert decode(await socket.receive_bytes(timeout=DEADLINE_S)) == Pong(7)
+    waiting = asyncio.create_task(peer.links.ping(stranger.peer_id, timeout=0.05))
+    nonce = decode(await socket.receive_bytes(timeout=DEADLINE_S)).nonce
+    await socket.send_bytes(encode(Pong(nonce ^ 1)))
+    with pytest.raises(LinkError, match="did not answer a ping"):
+        await waiting
+    # Late, and twice.
+    await socket.send_bytes(encode(Pong(nonce)))
+    await socket.send_bytes(encode(Pong(nonce)))
+    await socket.send_bytes(encode(Renew("s")))
+    await peer.until(lambda: bool(peer.received))
+    assert peer.links.peers() == {stranger.peer_id}
