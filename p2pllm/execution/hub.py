@@ -1,7 +1,7 @@
 """Models on the Hugging Face hub, of which a peer downloads only the files that hold its own layers.
 
-Headers and the first bytes of tensors (for the fingerprint) come through range requests. All of a model's files are
-taken from one commit, the newest when the model was opened.
+Headers and the first bytes of tensors (for the fingerprint) come through range requests. All of a model's
+files are taken from one commit, the newest when the model was opened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 
 def hub_files(repo: str) -> Files:
-    """The files of hub model ``repo``, or the copy of them in the local cache where the hub cannot be reached.
+    """The files of hub model ``repo``, or the copy of them in the local cache where the hub cannot be
+    reached.
 
     Raises `ModelError` if there is no such model, it needs a login, or neither hub nor copy is there.
     """
@@ -97,7 +98,7 @@ class HubFiles:
 
     def _range(self, name: str, start: int, length: int) -> bytes:
         from huggingface_hub import hf_hub_url, try_to_load_from_cache
-        from huggingface_hub.utils import build_hf_headers, get_session
+        from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
         if length == 0:
             return b""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_TOKENS", "KvPool", "SessionCache", "blocks_for"]
 
 BLOCK_TOKENS = 16
-"""Tokens in a block. The pool counts blocks of one layer each, as a session may use only some of a slice's layers."""
+"""Tokens in a block. Blocks are of one layer each: a session may use only some of a slice's layers."""
 
 
 def blocks_for(tokens: int, layers: int) -> int:
@@ -66,9 +66,11 @@ class SessionCache:
         )
 
     def extend(self, layer: int, position: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values, both (KV heads, tokens, head dim), at ``position``; returns all up to their end.
+        """Write keys and values, both (KV heads, tokens, head dim), at ``position``; returns all up to their
+        end.
 
-        ``length`` is set by whoever ran all layers, so a step that fails on the way leaves the session as it was.
+        ``length`` is set by whoever ran all layers, so a step that fails on the way leaves the session as it
+        was.
         """
         end = position + keys.shape[1]
         store = self._layers[layer - self.start]

@@ -1,12 +1,10 @@
-"""Loading one slice: the meta model is cut first, then only its own tensors are read, one parameter at a time."""
+"""Loading one slice: the meta model is cut first, then its tensors are read, one parameter at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -30,8 +28,9 @@ def load_stage(
 ) -> Stage:
     """Load layers [start, end) of ``checkpoint`` in ``dtype`` onto ``device``.
 
-    Memory peaks at the slice and one parameter. ``progress`` hears (bytes loaded, bytes in all). Raises `ModelError`
-    if the range is not in the model, a tensor is missing or of the wrong shape, or the architecture cannot be sliced.
+    Memory peaks at the slice and one parameter. ``progress`` hears (bytes loaded, bytes in all). Raises
+    `ModelError` if the range is not in the model, a tensor is missing or has a wrong shape, or the model
+    cannot be sliced.
     """
     if not 0 <= start < end <= checkpoint.layers:
         raise ModelError(f"{checkpoint.name} has layers 0:{checkpoint.layers}, not {start}:{end}")
@@ -40,53 +39,47 @@ def load_stage(
     model = build_model(config, getattr(torch, dtype))
     units = weight_units(checkpoint, model)
     sliced = SlicedModel(model, start, end)
-    wanted = dict(sliced.states())
+    wanted = sliced.states()
     if missing := [name for name in wanted if name not in units]:
-        raise ModelError(
-            f"{checkpoint.name} lacks {len(missing)} tensors of the model, the first is {missing[0]}"
-        )
+        raise ModelError(f"{checkpoint.name} lacks {len(missing)} tensors of the model, first {missing[0]}")
     checkpoint.fetch([source for name in wanted for source in units[name].sources])
-    _fill(checkpoint, sliced, wanted, units, torch.device(device), progress)
-    sliced.model.to(device)  # what is left: rotary tables and other buffers that are computed, not stored
+    _fill(checkpoint, sliced, wanted, units, device=torch.device(device), progress=progress)
+    sliced.finish(torch.device(device))
     return Stage(sliced, dtype=dtype, device=device)
 
 
 def _fill(
     checkpoint: Checkpoint,
     sliced: SlicedModel,
-    wanted: dict[str, Tensor],
-    units: dict[str, WeightUnit],
+    wanted: Mapping[str, Tensor],
+    units: Mapping[str, WeightUnit],
+    *,
     device: torch.device,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    total = sum(state.numel() * state.element_size() for state in wanted.values())
+    total = sum(state.nbytes for state in wanted.values())
     done = 0
-    # A tied head and embedding in one slice are one tensor; across slices the last stage has its own copy.
-    shared: dict[tuple[str, ...], Tensor] = {}
+    # A head tied to the embedding is one tensor in a whole model; else the last stage has a copy of its own.
+    made_of: dict[tuple[str, ...], Tensor] = {}
     filled: set[str] = set()
     for name, state in wanted.items():
-        if name not in filled:
-            unit = units[name]
-            if unit.sources in shared:
-                made = {name: shared[unit.sources]}
-            else:
-                stored = {source: _to_tensor(checkpoint, source) for source in unit.sources}
-                made = {
-                    target: value.to(device=device, dtype=wanted[target].dtype).contiguous()
-                    for target, value in unit.assemble(stored).items()
-                    if target in wanted
-                }
-            for target, value in made.items():
-                sliced.put(target, value)
-                filled.add(target)
-            if len(made) == 1:
-                shared[unit.sources] = next(iter(made.values()))
-        done += state.numel() * state.element_size()
+        unit = units[name]
+        if unit.sources in made_of and name not in filled:
+            sliced.put(name, made_of[unit.sources])
+        elif name not in filled:
+            stored = {source: _to_tensor(checkpoint, source) for source in unit.sources}
+            for target, value in unit.assemble(stored).items():
+                if target in wanted:
+                    placed = value.to(device=device, dtype=wanted[target].dtype).contiguous()
+                    sliced.put(target, placed)
+                    filled.add(target)
+                    made_of[unit.sources] = placed
+        done += state.nbytes
         if progress is not None:
             progress(done, total)
 
 
 def _to_tensor(checkpoint: Checkpoint, name: str) -> Tensor:
-    array: npt.NDArray[Any] = checkpoint.read(name)
+    array = checkpoint.read(name)
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor

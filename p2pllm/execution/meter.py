@@ -11,7 +11,8 @@ _WEIGHT = 0.1
 class Meter:
     """An exponentially weighted mean that drifts back to ``rest`` while no samples come.
 
-    Without the drift a peer that once was slow would be avoided, never measured again, and so avoided for ever.
+    Without the drift a peer that once was slow would be avoided, never measured again, and so avoided for
+    ever.
     """
 
     def __init__(self, rest: float, *, half_life: float) -> None:
@@ -31,5 +32,5 @@ class Meter:
         """The mean as of time ``now`` (s)."""
         if self._last is None:
             return self._rest
-        share = 0.5 ** ((now - self._last) / self._half_life)
+        share: float = 0.5 ** ((now - self._last) / self._half_life)
         return self._rest + (self._mean - self._rest) * share

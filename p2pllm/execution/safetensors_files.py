@@ -1,7 +1,7 @@
 """Hugging Face model files: ``config.json`` and one or more safetensors files, here or on the hub.
 
-A safetensors file is an 8-byte length, a JSON table of (type, shape, byte range) and the raw tensors, so any tensor
-can be had by its byte range alone. Where the bytes come from is the business of a `Files`.
+A safetensors file is an 8-byte length, a JSON table of (type, shape, byte range) and the raw tensors, so any
+tensor can be had by its byte range alone. Where the bytes come from is the business of a `Files`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Files(Protocol):
         """A small file's text, or None if the model has no such file."""
 
     def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Parts of files, each as (file, first byte, length); a part past the end of its file comes back shorter."""
+        """Parts of files, each (file, first byte, length); past the end of its file it is shorter."""
 
     def path(self, name: str) -> Path:
         """The whole file on this machine, brought here if need be."""
@@ -101,7 +101,7 @@ class SafetensorsCheckpoint(Checkpoint):
     kind: Literal["gguf", "safetensors"] = "safetensors"
 
     def __init__(self, files: Files, name: str) -> None:
-        """Read the configuration and the safetensors headers; raises `ModelError` if they are missing or malformed."""
+        """Read configuration and headers; raises `ModelError` if they are missing or malformed."""
         self.files = files
         self.name = name
         self.config = self._json("config.json")
@@ -113,6 +113,9 @@ class SafetensorsCheckpoint(Checkpoint):
         self.hidden = _first(decoder, "hidden_size", "n_embd", "d_model")
         self.vocabulary = _first(decoder, "vocab_size")
         self.context = _first(decoder, "max_position_embeddings", "n_positions", "n_ctx")
+        heads = _first(decoder, "num_attention_heads", "n_head")
+        head_dim = decoder.get("head_dim") or self.hidden // heads
+        self.kv_width = 2 * (decoder.get("num_key_value_heads") or heads) * head_dim
 
         self._stored: dict[str, _Stored] = {}
         self.tensors: dict[str, TensorInfo] = {}

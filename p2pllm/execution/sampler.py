@@ -1,7 +1,8 @@
 """Drawing a token: a pure function of the logits, the parameters and one uniform number.
 
-Temperature, top-k and top-p keep the same tokens as transformers' generation does. The draw walks the kept tokens in
-the order of their ids, not of their probability, so that rounding moves a boundary a little but never reorders them.
+Temperature, top-k and top-p keep the same tokens as transformers' generation does. The draw walks the kept
+tokens in the order of their ids, not of their probability, so that rounding moves a boundary a little but
+never reorders them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def keep(scores: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Which tokens of ``scores`` (vocabulary,) stay: the ``top_k`` best, then the fewest that hold ``top_p``."""
+    """Which of the ``scores`` (vocabulary,) stay: the ``top_k`` best, of them the fewest that hold ``top_p``."""
     import torch
 
     kept = torch.ones_like(scores, dtype=torch.bool)
@@ -42,7 +43,8 @@ def keep(scores: Tensor, *, top_k: int, top_p: float) -> Tensor:
 def sample(logits: Tensor, params: SamplingParams, chance: float) -> int:
     """The token that ``chance`` in [0, 1) picks from ``logits`` (vocabulary,), float32.
 
-    Temperature 0 takes the best token, the first of equals. Raises `SessionError` if the logits are not numbers.
+    Temperature 0 takes the best token, the first of equals. Raises `SessionError` if the logits are not
+    numbers.
     """
     import torch
 

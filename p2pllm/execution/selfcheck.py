@@ -1,8 +1,8 @@
 """Proof, before any weights are read, that slicing a model changes nothing about what it computes.
 
-A tiny model of the same kind and settings gets random weights and is run twice: whole, by transformers alone, and cut in
-two stages, in chunks, with two sessions in one batch, the way it will be served. If the results differ, the model is
-refused by name instead of giving wrong text.
+A tiny model of the same kind and settings gets random weights and is run twice: whole, by transformers alone,
+and cut in two stages, in chunks, with two sessions in one batch, the way it will be served. If the results
+differ, the model is refused by name instead of giving wrong text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_architecture(config: PreTrainedConfig) -> None:
 
 
 def shrink(config: PreTrainedConfig) -> dict[str, Any]:
-    """The arguments of a tiny configuration with the same switches, the same head size and a few layers of each kind."""
+    """The arguments of a tiny configuration: the same switches and head size, a few layers of each kind."""
     small: dict[str, Any] = config.to_dict()
     layers = config.num_hidden_layers
     kinds = small.get("layer_types") or ()
@@ -107,9 +107,8 @@ def _build(values: dict[str, Any]) -> tuple[Any, list[Stage]]:
     """The whole tiny model with random weights, as transformers runs it, and the same cut in two."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        whole = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**values), attn_implementation="eager"
-        ).eval()
+        auto: Any = AutoModelForCausalLM
+        whole = auto.from_config(AutoConfig.for_model(**values), attn_implementation="eager").eval()
         for parameter in whole.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
@@ -119,7 +118,7 @@ def _build(values: dict[str, Any]) -> tuple[Any, list[Stage]]:
     for start, end in ((0, layers // 2), (layers // 2, layers)):
         if start < end:
             sliced = SlicedModel(build_model(AutoConfig.for_model(**values), torch.float32), start, end)
-            for name, _ in list(sliced.states()):
+            for name in sliced.states():
                 sliced.put(name, weights[name])
             stages.append(Stage(sliced, dtype="float32", device="cpu"))
     return whole, stages
@@ -137,7 +136,7 @@ def _serve(stages: list[Stage]) -> list[Tensor]:
         for stage, own in zip(stages, caches, strict=True):
             segments = [Segment(own[index], position, len(chunks[index])) for index in present]
             hidden = stage.forward(segments, hidden, stage.start, stage.end)
-        parts = stages[-1].logits(hidden).split([len(chunks[index]) for index in present])
+        parts = torch.split(stages[-1].logits(hidden), [len(chunks[index]) for index in present])
         for index, part in zip(present, parts, strict=True):
             logits[index].append(part)
         position += size

@@ -22,18 +22,16 @@ class Stage:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = torch.device(device)
         self._model = model
-        storages = {
-            state.untyped_storage().data_ptr(): state.untyped_storage().nbytes()
-            for _, state in model.states()
-        }
-        self.weight_bytes = sum(storages.values())
+        sizes = {state.data_ptr(): state.nbytes for state in model.states().values()}  # tied ones count once
+        self.weight_bytes = sum(sizes.values())
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], inputs: Tensor, start: int, end: int) -> Tensor:
-        """Run layers [start, end), a sub-range of the slice, over the segments' tokens, one segment after the other.
+        """Run layers [start, end), a sub-range of the slice, over the tokens of the segments, one after the
+        other.
 
-        ``inputs`` are token ids (tokens,) at layer 0, hidden states (tokens, hidden) of any float type elsewhere.
-        Returns hidden states (tokens, hidden). The segments' caches take the new keys and values.
+        ``inputs`` are token ids (tokens,) at layer 0, hidden states (tokens, hidden) of any float type after
+        it. Returns hidden states (tokens, hidden). The segments' caches take the new keys and values.
         """
         if len(segments) == 1:
             first = segments[0].position
@@ -41,11 +39,11 @@ class Stage:
         else:
             spans = [torch.arange(s.position, s.position + s.count) for s in segments]
             positions = torch.cat(spans).to(self.device)
+        ragged = Ragged(segments, positions.unsqueeze(0))
         if start == 0:
-            ragged = Ragged(segments, positions, inputs.to(self.device), None)
+            ragged.tokens = inputs.to(self.device).unsqueeze(0)
         else:
-            hidden = inputs.to(device=self.device, dtype=self.dtype).unsqueeze(0)
-            ragged = Ragged(segments, positions, positions, hidden)
+            ragged.received = inputs.to(device=self.device, dtype=self.dtype).unsqueeze(0)
         return self._model.run(ragged, start, end)
 
     def is_long(self, tokens: int) -> bool:
@@ -61,5 +59,5 @@ class Stage:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, vocabulary) in float32, on the CPU, from hidden states (rows, hidden) after the model's last layer."""
+        """(rows, vocabulary), float32 on the CPU, from hidden states (rows, hidden) after the last layer."""
         return self._model.logits(hidden).cpu()

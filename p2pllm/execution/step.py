@@ -96,7 +96,7 @@ def _forward(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepT
     is_final = stage.is_last and end == stage.end
     outcomes: list[Outcome]
     if not is_final:
-        parts = hidden.cpu().split([work.count for work in works])
+        parts = torch.split(hidden.cpu(), [work.count for work in works])
         outcomes = [StageOutput(_to_activation(part), None) for part in parts]
     done = time.perf_counter()
     is_decode = all(work.count == 1 for work in works)
@@ -130,7 +130,7 @@ def _sample(stage: Stage, works: list[Work], hidden: Tensor) -> list[Outcome]:
 
 
 def _inputs(stage: Stage, work: Work) -> Tensor:
-    """The work's rows on the CPU; raises `SessionError` if what precedes them failed, `RequestError` for NaN."""
+    """The rows, on the CPU; raises `SessionError` if rows before them failed, `RequestError` for NaN."""
     if work.position > work.cache.length:
         raise SessionError(f"position {work.position} is past the {work.cache.length} tokens that are cached")
     if not isinstance(work.inputs, Activation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ModelError, RequestError
 from .checkpoint import Checkpoint
@@ -34,13 +34,12 @@ class ChatTokenizer:
     """A checkpoint's tokenizer. ``eos_ids`` are the tokens that end an answer."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Build it from the checkpoint's files (about a second); raises `ModelError` if they are not enough."""
+        """Build it from the checkpoint's files, in a second or so; raises `ModelError` if they do not do."""
         self._name = checkpoint.name
         try:
-            if checkpoint.kind == "gguf":
-                self._tokenizer, configured = _from_gguf(checkpoint.config)
-            else:
-                self._tokenizer, configured = _from_directory(checkpoint)
+            self._tokenizer, configured = (
+                _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_directory(checkpoint)
+            )
         except (ValueError, KeyError, TypeError, IndexError, OSError, ImportError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ModelError(f"the tokenizer of {checkpoint.name} cannot be built: {reason}") from error
@@ -53,8 +52,8 @@ class ChatTokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Tokens of a conversation, up to where the model's answer begins.
 
-        Without a chat template the contents are joined by blank lines. Raises `RequestError` where the template
-        refuses the conversation (some take no system message, or only alternating roles).
+        Without a chat template the contents are joined by blank lines. Raises `RequestError` where the
+        template refuses the conversation (some take no system message, or only alternating roles).
         """
         if self._tokenizer.chat_template is None:
             return self.encode("\n\n".join(message["content"] for message in messages))
@@ -117,6 +116,13 @@ class TextDecoder:
         return self._tokenizer.decode(self._context + self._pending)[len(context) :]
 
 
+def _from_gguf(checkpoint: Checkpoint) -> tuple[PreTrainedTokenizerBase, set[int]]:
+    from .architecture import gguf_tokenizer
+
+    ends = (checkpoint.config.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
+    return gguf_tokenizer(checkpoint.config), {end for end in ends if end is not None}
+
+
 def _from_directory(checkpoint: Checkpoint) -> tuple[PreTrainedTokenizerBase, set[int]]:
     from transformers import AutoTokenizer
 
@@ -129,35 +135,6 @@ def _from_directory(checkpoint: Checkpoint) -> tuple[PreTrainedTokenizerBase, se
     if generation.is_file():
         ids |= _ids(json.loads(generation.read_text("utf-8")).get("eos_token_id"))
     return tokenizer, ids
-
-
-def _from_gguf(metadata: Mapping[str, Any]) -> tuple[PreTrainedTokenizerBase, set[int]]:
-    """The same tokenizer that transformers builds from the file, without parsing the file again."""
-    from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
-
-    def group(name: str) -> dict[str, Any]:
-        renames = GGUF_TOKENIZER_MAPPING[name].items()
-        return {new: metadata[f"tokenizer.{old}"] for old, new in renames if f"tokenizer.{old}" in metadata}
-
-    def token(kind: str) -> str | None:
-        index = metadata.get(f"tokenizer.ggml.{kind}_token_id")
-        return None if index is None else str(metadata["tokenizer.ggml.tokens"][index])
-
-    description, config = group("tokenizer"), group("tokenizer_config")
-    backend, _ = convert_gguf_tokenizer(metadata["general.architecture"], description)
-    if description["tokenizer_type"] == "llama":
-        config.setdefault("add_bos_token", True)  # llama.cpp's default for SentencePiece
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=token("bos"),
-        eos_token=token("eos"),
-        unk_token=token("unknown"),
-        pad_token=token("padding"),
-        **config,
-    )
-    ends = ("eos", "eot", "eom")
-    return tokenizer, set().union(*(_ids(metadata.get(f"tokenizer.ggml.{end}_token_id")) for end in ends))
 
 
 def _ids(value: object) -> set[int]:

@@ -1,4 +1,4 @@
-"""The values that cross the border of the execution room. Free of torch, so that every other room may use them."""
+"""The values that cross the border of the execution room, free of torch so that any room may use them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What one run leaves: hidden states for the next stage, or the sampled token, or (prefill on the last) neither."""
+    """What one run leaves: hidden states, or a sampled token, or (prefill on the last stage) neither."""
 
     activation: Activation | None
     token: int | None
@@ -48,8 +48,9 @@ class StageOutput:
 class ExecutorStats:
     """What a peer publishes about its executor. Times in seconds, memory in bytes.
 
-    ``layer_s`` is the time of one decode step per layer and ``head_s`` that of norm, LM head and sampling; ``wait_s``
-    is what a run is expected to wait before its step starts. A KV block holds 16 tokens of all layers of the slice.
+    ``layer_s`` is the time of one decode step per layer and ``head_s`` that of norm, LM head and sampling;
+    ``wait_s`` is what a run is expected to wait before its step starts. A KV block holds 16 tokens of all
+    layers of the slice.
     """
 
     layer_s: float

@@ -237,16 +237,11 @@ async def test_a_peer_that_reads_nothing_is_dropped_and_leaves_no_descriptor(sta
     await socket.send_bytes(encode(Renew("s")))
     await peer.until(lambda: bool(peer.received))
     message = Hidden("s", 1, 0, False, "float32", (1, 2**18), bytes(2**20))
+    for _ in range(limit // len(encode(message))):
+        peer.links.send(stranger.peer_id, message)
     with pytest.raises(LinkError, match=f"link to peer {stranger.peer_id[:8]} is congested"):
-        for _ in range(limit // 2**20):
-            peer.links.send(stranger.peer_id, message)
-    while not peer.downs:
-        try:
-            peer.links.send(stranger.peer_id, message)
-        except LinkError:
-            pass
-        await asyncio.sleep(0)
-    assert peer.downs == [stranger.peer_id]
+        peer.links.send(stranger.peer_id, message)
+    await peer.until(lambda: peer.downs == [stranger.peer_id])
     await peer.stop()
     # The server side of the connection is gone although its transport still had megabytes to send.
     port = peer.server.port

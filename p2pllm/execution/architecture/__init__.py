@@ -1,0 +1,11 @@
+"""Everything we touch of transformers' internals: configurations, meta models, slicing, weight names, GGUF
+tokenizers.
+
+Model code moves fast. Only the files in this package know how it looks inside, so only they change with it.
+"""
+
+from .gguf import gguf_tokenizer
+from .slicing import SlicedModel, build_model, model_config
+from .weights import WeightUnit, weight_units
+
+__all__ = ["SlicedModel", "WeightUnit", "build_model", "gguf_tokenizer", "model_config", "weight_units"]
