@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 
 import structlog
@@ -44,13 +45,18 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="A DHT-only node through which p2pllm peers find each other.")
+    parser = argparse.ArgumentParser(
+        description="A DHT-only node through which p2pllm peers find each other."
+    )
     parser.add_argument("--host", default="0.0.0.0", help="IPv4 address to listen on (default: all)")  # noqa: S104
     parser.add_argument(
-        "--port", type=int, default=LINK_PORT, help=f"UDP port, 0 for any free one (default: {LINK_PORT})"
+        "--port", type=_port, default=LINK_PORT, help=f"UDP port, 0 for any free one (default: {LINK_PORT})"
     )
     parser.add_argument(
-        "--bootstrap", default="", metavar="H:P[,H:P]", help="other bootstrap nodes, to form one network with them"
+        "--bootstrap",
+        default="",
+        metavar="H:P[,H:P]",
+        help="other bootstrap nodes, to form one network with them",
     )
     parser.add_argument(
         "--data-dir", type=Path, default=default_data_dir() / "bootstrap", help="where the identity is kept"
@@ -59,7 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(serve: asyncio._CoroutineLike[None]) -> None:
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port: take a number from 0 to 65535")
+    return int(text)
+
+
+def _run(serve: Coroutine[None, None, None]) -> None:
     if sys.platform == "win32":
         asyncio.run(serve)
     else:

@@ -68,7 +68,6 @@ class PeerConfig:
     device: str | None = None
     dtype: str | None = None
     threads: int | None = None
-    grace: float = 10.0
     headless: bool = False
     data_dir: Path
     log_json: bool = False

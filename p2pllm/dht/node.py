@@ -95,8 +95,9 @@ class DhtNode:
         try:
             await self._server.listen(port, await _resolve(host))
         except OSError as error:
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error  # uvloop wraps it
             raise UsageError(
-                f"cannot listen on {host}:{port} (UDP), {error.strerror}: choose another --host or --port"
+                f"cannot listen on {host}:{port} (UDP), {cause.strerror}: choose another --host or --port"
             ) from error
         self._protocol = self._server.protocol
         self._mirror = Mirror(self._protocol, self._clock)

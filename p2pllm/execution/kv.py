@@ -48,7 +48,7 @@ class _Layer:
 
 
 class SessionCache:
-    """Keys and values of one session's layers [start, end): contiguous, and no longer than what is reserved."""
+    """Keys and values of one session's layers [start, end): contiguous, no longer than what is reserved."""
 
     def __init__(self, start: int, end: int, tokens: int) -> None:
         self.start = start

@@ -26,7 +26,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def keep(scores: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Which of the ``scores`` (vocabulary,) stay: the ``top_k`` best, of them the fewest that hold ``top_p``."""
+    """Which ``scores`` (vocabulary,) stay: the ``top_k`` best, of them the fewest that hold ``top_p``."""
     import torch
 
     kept = torch.ones_like(scores, dtype=torch.bool)

@@ -37,6 +37,8 @@ _SMALL = {
     "num_local_experts": 4,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
     "sliding_window": 5,
     "attention_chunk_size": 5,
 }

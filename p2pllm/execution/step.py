@@ -4,50 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import median
 
 import structlog
 import torch
 from torch import Tensor
 
-from ..errors import P2PLLMError, RequestError, SessionError
+from ..errors import ModelError, P2PLLMError, RequestError, SessionError
 from .attention import Segment
-from .kv import SessionCache
+from .kv import BLOCK_TOKENS, SessionCache
 from .sampler import sample, uniform
 from .stage import Stage
-from .types import Activation, SamplingParams, StageOutput
+from .types import DTYPES, Activation, SamplingParams, StageOutput
+from .work import Outcome, StepTimes, Work
 
-__all__ = ["Outcome", "StepTimes", "Work", "run_step"]
+__all__ = ["measure", "run_step"]
+
+_MEASURED_STEPS = 4
 
 log = structlog.get_logger()
-
-Outcome = StageOutput | P2PLLMError
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One session's part of a step: ``inputs`` go in at ``position``, through layers [start, end)."""
-
-    cache: SessionCache
-    start: int
-    end: int
-    position: int
-    inputs: Sequence[int] | Activation
-    sampling: SamplingParams | None
-    """Not None where the last row's token is wanted."""
-
-    @property
-    def count(self) -> int:
-        """Rows of ``inputs``."""
-        return self.inputs.shape[0] if isinstance(self.inputs, Activation) else len(self.inputs)
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Decode times in seconds, of forward passes that held nothing but single rows."""
-
-    layer_s: float | None = None
-    head_s: float | None = None
 
 
 def run_step(stage: Stage, works: Sequence[Work]) -> tuple[list[Outcome], StepTimes]:
@@ -72,6 +47,27 @@ def run_step(stage: Stage, works: Sequence[Work]) -> tuple[list[Outcome], StepTi
         )
         outcomes |= {index: result for (index, *_), result in zip(members, results, strict=True)}
     return [outcomes[index] for index in range(len(works))], times
+
+
+def measure(stage: Stage, hidden: int) -> tuple[StepTimes, int]:
+    """Decode a little. Returns the times of a step, and the KV bytes of one token in one layer.
+
+    Raises `ModelError` if the stage cannot run here.
+    """
+    zeros = Activation("float32", (1, hidden), bytes(hidden * DTYPES["float32"]))
+    inputs: Sequence[int] | Activation = [0] if stage.start == 0 else zeros
+    sampling = SamplingParams(temperature=0) if stage.is_last else None
+    cache = SessionCache(stage.start, stage.end, BLOCK_TOKENS)
+    layer_s: list[float] = []
+    head_s: list[float] = []
+    for position in range(1 + _MEASURED_STEPS):
+        (outcome,), times = run_step(stage, [Work(cache, stage.start, stage.end, position, inputs, sampling)])
+        if isinstance(outcome, P2PLLMError):
+            raise ModelError(f"layers {stage.start}:{stage.end} do not run on {stage.device}: {outcome}")
+        layer_s.append(times.layer_s or 0.0)
+        head_s.append(times.head_s or 0.0)
+    # The first step also pays for what is made once.
+    return StepTimes(median(layer_s[1:]), median(head_s[1:])), cache.token_bytes
 
 
 def _run_group(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepTimes) -> list[Outcome]:

@@ -42,9 +42,9 @@ def fill(
     already = [0.0] * (len(speeds) - 1) + [head_layers]
     shares = _shares(layers, capacities, speeds, already)
     counts = [math.floor(share) for share in shares]
+    # A stage at its cap has no remainder, so rounding up never overfills one.
     by_remainder = sorted(range(len(counts)), key=lambda i: counts[i] - shares[i])
-    spare = [i for i in by_remainder if counts[i] < capacities[i]]
-    for i in spare[: layers - sum(counts)]:
+    for i in by_remainder[: layers - sum(counts)]:
         counts[i] += 1
     return counts
 
@@ -66,8 +66,9 @@ def _shares(
     low, below = 0.0, float(len(stages))
     for high in sorted(rises | caps):
         above = sum(at(high))
-        if above >= layers > below:
+        if above > layers:
             # Between two bends the sum is linear.
             return at(low + (high - low) * (layers - below) / (above - below))
         low, below = high, above
-    return at(low if below <= layers else 0.0)
+    # Never above: the model fills every stage.
+    return [float(cap) for cap in capacities]

@@ -32,8 +32,11 @@ async def serve(app: web.Application, host: str, port: int, *, flag: str = "--po
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_DRAIN_S)
     await runner.setup()
     try:
+        # uvloop would take a port that is too large modulo 65536.
+        if not 0 <= port <= 65535:
+            raise OSError("no such port")
         await web.TCPSite(runner, host, port).start()
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         await runner.cleanup()
         raise UsageError(
             f"cannot listen on {host}:{port} ({error}): choose another address with {flag}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import struct
 
@@ -58,7 +60,7 @@ finite = {"allow_nan": False, "allow_infinity": False}
 def opens(draw):
     sizes = draw(st.lists(st.integers(1, 60), min_size=1, max_size=MAX_STAGES))
     bounds = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
-    stages = tuple((draw(peers), start, end) for start, end in zip(bounds, bounds[1:], strict=False))
+    stages = tuple((draw(peers), start, end) for start, end in itertools.pairwise(bounds))
     return Open(
         draw(sessions),
         draw(st.integers(0, len(stages) - 1)),
@@ -117,7 +119,7 @@ def test_what_goes_in_comes_out(message):
 
 
 def test_the_layout_on_the_wire():
-    assert encode(Token("s", 0, 5, 7, "")) == bytes.fromhex("00000007 96 05 a173 00 05 07 a0")
+    assert encode(Token("s", 0, 5, 7, "")) == bytes.fromhex("00000008 96 05 a173 00 05 07 a0")
     hidden = Hidden("s", 1, 3, True, "float16", (1, 2), b"abcd")
     assert encode(hidden) == frame([4, "s", 1, 3, True, "float16", [1, 2]], b"abcd")
     assert sorted(type(message).kind for message in EXAMPLES) == list(range(1, 11))
@@ -229,7 +231,7 @@ def test_wrong_headers_are_refused(header):
     ],
 )
 def test_wrong_fields_of_open_are_refused(field, value):
-    names = list(Open.__dataclass_fields__)
+    names = [spec.name for spec in dataclasses.fields(Open)]
     header = [Open.kind, *(getattr(OPEN, name) for name in names)]
     assert decode(frame(header)) == OPEN
     header[1 + names.index(field)] = value

@@ -41,7 +41,7 @@ async def test_an_address_that_cannot_be_had_is_named_with_the_flag():
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"^cannot listen on 127.0.0.1:{port} .*--api-port$"):
             await serve(web.Application(), "127.0.0.1", port, flag="--api-port")
-    with pytest.raises(UsageError, match="127.0.0.1:70000"):
+    with pytest.raises(UsageError, match=r"^cannot listen on 127\.0\.0\.1:70000"):
         await serve(web.Application(), "127.0.0.1", 70000)
 
 

@@ -31,6 +31,8 @@ def gguf_arguments(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]
         for key, name in names.items():
             if name is not None and f"{prefix}.{key}" in metadata:
                 values[name] = metadata[f"{prefix}.{key}"]
+    if f"{architecture}.expert_feed_forward_length" in metadata:
+        values.setdefault("moe_intermediate_size", metadata[f"{architecture}.expert_feed_forward_length"])
     values.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
     return values | {"model_type": _TEXT_ONLY.get(kind, kind), "tie_word_embeddings": tied}
 

@@ -1,0 +1,187 @@
+"""The storage against a model of it, and each of its rules by hand."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from support.bodies import METRICS, PEER, SWARM
+
+from p2pllm.dht.storage import MAX_PER_KEY, REMEMBER_S, Records
+from p2pllm.errors import RecordError
+from p2pllm.identity import Identity
+from p2pllm.records import Body, directory_key, seal
+
+KEY = directory_key(SWARM)
+OWNERS = [Identity.from_seed(bytes([n] * 32)) for n in range(3)]
+
+
+def sealed(owner: int = 0, body: Body = METRICS, seq: int = 1, ttl: float = 5.0) -> bytes:
+    return seal(OWNERS[owner], body, swarm=SWARM, seq=seq, ttl=ttl)
+
+
+class StorageMachine(RuleBasedStateMachine):
+    """Whatever comes in whatever order, the newest of each (owner, kind) is held, as long as it may live."""
+
+    sent = Bundle("sent")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = Records()
+        self.now = 100.0
+        # slot → (seq, expires, first seen, ttl) of the newest ever held
+        self.newest: dict[tuple[int, str], tuple[int, float, float, float]] = {}
+
+    @rule(
+        target=sent,
+        owner=st.integers(0, 2),
+        body=st.sampled_from([METRICS, PEER]),
+        seq=st.integers(0, 6),
+        ttl=st.sampled_from([1.0, 5.0, 30.0]),
+    )
+    def make(self, owner: int, body: Body, seq: int, ttl: float) -> tuple[int, str, int, float, bytes]:
+        return owner, body.kind, seq, ttl, sealed(owner, body, seq, ttl)
+
+    @rule(record=sent, life=st.sampled_from([-1.0, 0.0, 0.5, 3.0, 1000.0]))
+    def store(self, record: tuple[int, str, int, float, bytes], life: float) -> None:
+        owner, kind, seq, ttl, raw = record
+        accepted = self.records.accept(KEY, raw, life, source="host", now=self.now)
+        newest, expires, first, newest_ttl = self.newest.get((owner, kind), (-1, 0.0, 0.0, 0.0))
+        allowed = self.now + min(life, ttl)
+        if seq > newest and life > 0:
+            assert accepted
+            self.newest[owner, kind] = seq, allowed, self.now, ttl
+        elif seq == newest and ttl == newest_ttl and self.now < expires:  # the same record again
+            assert accepted
+            self.newest[owner, kind] = seq, max(expires, min(allowed, first + ttl)), first, ttl
+        else:
+            assert not accepted
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 4.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def what_is_live_is_the_newest(self) -> None:
+        live = {(record.public_key, record.kind): record.seq for record in self.records.live(KEY, self.now)}
+        expected = {
+            (OWNERS[owner].public_key, kind): seq
+            for (owner, kind), (seq, expires, _, _) in self.newest.items()
+            if expires > self.now
+        }
+        assert live == expected
+
+    @invariant()
+    def pages_together_are_what_is_live(self) -> None:
+        paged, cursor, more = [], 0, True
+        while more:
+            page = self.records.page(KEY, cursor, 900, self.now)
+            assert page.items or not page.more
+            assert sum(len(record.raw) for _, record in page.items) <= 900
+            assert all(0 < life <= record.ttl for life, record in page.items)
+            paged += [record for _, record in page.items]
+            more, cursor = page.more, page.cursor
+        assert sorted(record.raw for record in paged) == sorted(
+            r.raw for r in self.records.live(KEY, self.now)
+        )
+
+
+TestStorage = StorageMachine.TestCase
+TestStorage.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_an_empty_storage_is_true_or_the_package_would_replace_it() -> None:
+    assert len(Records()) == 0
+    assert bool(Records()) is True
+
+
+def test_a_record_under_a_key_that_is_not_its_own_is_refused() -> None:
+    with pytest.raises(RecordError, match="key that it does not belong under"):
+        Records().accept(bytes(20), sealed(), 5.0, source="host", now=0.0)
+
+
+def test_a_forged_record_is_refused_and_changes_nothing() -> None:
+    records = Records()
+    assert records.accept(KEY, sealed(seq=1), 5.0, source="host", now=0.0)
+    with pytest.raises(RecordError, match="signature"):
+        records.accept(KEY, sealed(seq=2)[:-1] + b"\0", 5.0, source="host", now=0.0)
+    assert [record.seq for record in records.live(KEY, 0.0)] == [1]
+
+
+def test_of_two_records_with_one_number_the_first_stays() -> None:
+    records = Records()
+    assert records.accept(KEY, sealed(ttl=5.0), 5.0, source="host", now=0.0)
+    assert not records.accept(KEY, sealed(ttl=6.0), 5.0, source="host", now=0.0)
+    assert [record.ttl for record in records.live(KEY, 0.0)] == [5.0]
+
+
+def test_life_only_shrinks_on_the_way_from_node_to_node() -> None:
+    """Handed round a circle of nodes for ever, a record still dies when its owner falls silent."""
+    circle = [Records() for _ in range(3)]
+    circle[0].accept(KEY, sealed(ttl=5.0), 5.0, source="owner", now=0.0)
+    now, hops = 0.0, 0
+    while page := circle[hops % 3].page(KEY, 0, 1000, now).items:
+        (life, record), *_ = page
+        now, hops = now + 0.4, hops + 1
+        circle[hops % 3].accept(KEY, record.raw, life - 0.4, source="other", now=now)
+    assert 4.5 < now < 5.5
+
+
+def test_a_copy_with_a_cut_life_does_not_outdo_the_owner() -> None:
+    records = Records()
+    assert records.accept(KEY, sealed(ttl=5.0), 0.1, source="spoiler", now=0.0)
+    assert records.accept(KEY, sealed(ttl=5.0), 5.0, source="owner", now=0.05)
+    assert records.live(KEY, 4.9)
+    assert not records.live(KEY, 5.01)
+
+
+def test_what_expired_is_not_taken_again_until_it_is_forgotten() -> None:
+    records = Records()
+    assert records.accept(KEY, sealed(seq=3), 5.0, source="host", now=0.0)
+    assert not records.accept(KEY, sealed(seq=3), 5.0, source="host", now=10.0)
+    assert not records.accept(KEY, sealed(seq=2), 5.0, source="host", now=12.0)
+    assert not records.accept(KEY, sealed(seq=3), 5.0, source="host", now=9.0 + REMEMBER_S)
+    assert records.accept(KEY, sealed(seq=2), 5.0, source="host", now=11.0 + REMEMBER_S)
+
+
+def test_what_expired_does_not_keep_newer_ones_out() -> None:
+    records = Records()
+    assert records.accept(KEY, sealed(seq=3), 5.0, source="host", now=0.0)
+    assert records.accept(KEY, sealed(seq=4), 5.0, source="host", now=10.0)
+    assert [record.seq for record in records.live(KEY, 10.0)] == [4]
+
+
+def test_a_source_cannot_use_up_the_room_of_others() -> None:
+    records = Records(max_per_source=2)
+    assert [records.accept(KEY, sealed(owner), 5.0, source="greedy", now=0.0) for owner in range(3)] == [
+        True,
+        True,
+        False,
+    ]
+    assert records.accept(KEY, sealed(2), 5.0, source="modest", now=0.0)
+    assert records.accept(KEY, sealed(0, seq=2), 5.0, source="greedy", now=0.0), "an update takes no room"
+    # What expires gives its room back.
+    assert records.accept(KEY, sealed(1, seq=2), 5.0, source="greedy", now=10.0)
+    assert records.accept(KEY, sealed(2, seq=2), 5.0, source="greedy", now=10.0)
+
+
+def test_a_key_has_a_bound() -> None:
+    records = Records()
+    seeds = (number.to_bytes(32) for number in range(1, MAX_PER_KEY + 2))
+    raws = (seal(Identity.from_seed(seed), METRICS, swarm=SWARM, seq=1, ttl=5.0) for seed in seeds)
+    taken = [records.accept(KEY, raw, 5.0, source=str(n), now=0.0) for n, raw in enumerate(raws)]
+    assert taken == [True] * MAX_PER_KEY + [False]
+    assert len(records) == MAX_PER_KEY
+
+
+def test_a_later_page_holds_only_what_is_new() -> None:
+    records = Records()
+    for owner in range(3):
+        records.accept(KEY, sealed(owner), 5.0, source="host", now=0.0)
+    seen = records.page(KEY, 0, 10_000, 0.0)
+    assert len(seen.items) == 3
+    assert records.page(KEY, seen.cursor, 10_000, 0.0).items == []
+    records.accept(KEY, sealed(1, seq=2), 5.0, source="host", now=1.0)
+    (later,) = records.page(KEY, seen.cursor, 10_000, 1.0).items
+    assert (later[1].public_key, later[1].seq) == (OWNERS[1].public_key, 2)

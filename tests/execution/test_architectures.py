@@ -1,0 +1,90 @@
+"""Other architectures: slices of tiny random models against transformers running the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from p2pllm.errors import ModelError
+from p2pllm.execution import open_checkpoint
+from p2pllm.execution.loader import load_stage
+from p2pllm.execution.selfcheck import check_architecture
+
+from .conftest import TINY, Chain
+
+SUPPORTED = [
+    *("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "phi3"),
+    *(
+        "gpt_oss",
+        "olmo2",
+        "granite",
+        "smollm3",
+        "gpt_neox",
+        "glm4",
+        "gpt2",
+        "cohere",
+        "deepseek_v3",
+        "starcoder2",
+    ),
+]
+UNSUPPORTED = ["bloom", "falcon", "opt", "mamba", "stablelm"]
+PROMPTS = ([5, 17, 42, 8, 99, 23, 61, 3, 77, 12, 50, 31], [9, 88, 2, 71, 64, 33, 15])
+
+
+@pytest.mark.parametrize("kind", TINY)
+@torch.inference_mode()
+def test_saved_model_in_slices(kind: str, saved_model: Callable[[str], tuple[Path, Any]]) -> None:
+    directory, whole = saved_model(kind)
+    checkpoint = open_checkpoint(str(directory))
+    stages = [
+        load_stage(checkpoint, a, b, dtype="float32", device="cpu") for a, b in ((0, 1), (1, 3), (3, 4))
+    ]
+    chain = Chain(stages, sessions=2)
+    parts = [
+        chain.step({0: PROMPTS[0][:7], 1: PROMPTS[1][:3]}),
+        chain.step({1: PROMPTS[1][3:6], 0: PROMPTS[0][7:8]}),
+        chain.step({0: PROMPTS[0][8:], 1: PROMPTS[1][6:]}),
+    ]
+    for session, tokens in enumerate(PROMPTS):
+        logits = torch.cat([part[session] for part in parts])
+        torch.testing.assert_close(logits, whole(torch.tensor([tokens])).logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_self_check_passes(kind: str) -> None:
+    check_architecture(AutoConfig.for_model(kind))
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_self_check_refuses_by_name(kind: str) -> None:
+    with pytest.raises(ModelError, match=rf"(?i){kind}"):
+        check_architecture(AutoConfig.for_model(kind))
+
+
+def test_self_check_refuses_layers_with_a_state_of_their_own() -> None:
+    """Convolutions remember tokens outside of the KV cache: in chunks they compute something else."""
+    config = AutoConfig.for_model("lfm2", layer_types=["conv", "full_attention"] * 2, num_hidden_layers=4)
+    with pytest.raises(ModelError, match="lfm2 models do not compute the same"):
+        check_architecture(config)
+
+
+def test_self_check_notices_a_wrong_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With windows ignored, a model that has them comes out different."""
+    from p2pllm.execution.attention import Segment
+
+    right = Segment.mask
+    monkeypatch.setattr(Segment, "mask", lambda self, window, device: right(self, None, device))
+    config = AutoConfig.for_model("mistral", sliding_window=4096, num_hidden_layers=3)
+    with pytest.raises(ModelError, match="mistral models do not compute the same"):
+        check_architecture(config)
+
+
+def test_dynamic_rotary_scaling_is_refused() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(ModelError, match="dynamic rotary scaling"):
+        check_architecture(AutoConfig.for_model("llama", rope_parameters=rope))

@@ -1,0 +1,336 @@
+"""The executor: batching, sessions, blocks, and errors that hurt one session only."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2pllm.errors import BusyError, ModelError, RequestError, SessionError
+from p2pllm.execution import Activation, Checkpoint, Executor, SamplingParams, open_checkpoint
+from p2pllm.execution.sampler import sample, uniform
+
+PROMPT = [5, 17, 42, 8, 99, 23, 61, 3, 77, 12, 50, 31, 9, 88, 2, 71, 64, 33]
+GREEDY = SamplingParams(temperature=0)
+LAYERS = 4
+BLOCK_BYTES = 16 * 2 * 2 * 16 * 4
+"""16 tokens · keys and values · 2 KV heads · 16 dimensions · float32: a block of the tiny model."""
+
+
+@pytest.fixture(scope="module")
+def tiny(saved_model: Callable[[str], tuple[Path, Any]]) -> tuple[Checkpoint, Any]:
+    directory, whole = saved_model("llama")
+    return open_checkpoint(str(directory)), whole
+
+
+@asynccontextmanager
+async def executor(
+    checkpoint: Checkpoint, start: int = 0, end: int = LAYERS, blocks: int = 64
+) -> AsyncIterator[Executor]:
+    """A loaded executor with room for ``blocks`` blocks of all its layers."""
+    kv_bytes = blocks * (end - start) * BLOCK_BYTES
+    made = Executor(checkpoint, start, end, dtype="float32", device="cpu", threads=1, kv_bytes=kv_bytes)
+    try:
+        await made.load()
+        yield made
+    finally:
+        await made.close()
+
+
+@torch.inference_mode()
+def expected_tokens(whole: Any, prompt: list[int], params: SamplingParams, count: int) -> list[int]:
+    """The whole model's own tokens, each from one pass over everything before it."""
+    tokens = list(prompt)
+    for _ in range(count):
+        row = whole(torch.tensor([tokens])).logits[0, -1]
+        tokens.append(sample(row, params, uniform(params.seed, len(tokens))))
+    return tokens[len(prompt) :]
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until ``condition`` holds; each turn is one step of whatever else runs on it."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # the executor has no event for what a test wants to see
+            await asyncio.sleep(0)
+
+
+async def generate(
+    chain: list[Executor], session: str, prompt: list[int], params: SamplingParams, count: int
+) -> list[int]:
+    """Tokens of a session over executors that hold one slice each, the prompt in two chunks."""
+    for index, stage in enumerate(chain):
+        stage.reserve((session, index), start=stage.start, end=stage.end, tokens=len(prompt), sampling=params)
+    tokens: list[int] = []
+    position = 0
+    pieces = [prompt[:7], prompt[7:]]
+    while len(tokens) < count:
+        piece = pieces.pop(0)
+        inputs: Any = piece
+        for index, stage in enumerate(chain):
+            is_wanted = stage is chain[-1] and not pieces
+            output = await stage.run((session, index), position, inputs, sample=is_wanted)
+            inputs = output.activation
+        position += len(piece)
+        if output.token is not None:
+            tokens.append(output.token)
+            pieces.append([output.token])
+    for index, stage in enumerate(chain):
+        stage.release((session, index))
+    return tokens
+
+
+@pytest.mark.parametrize("cuts", [(0, 4), (0, 1, 4), (0, 2, 3, 4)])
+async def test_sessions_at_once_get_their_own_tokens(
+    cuts: tuple[int, ...], tiny: tuple[Checkpoint, Any]
+) -> None:
+    checkpoint, whole = tiny
+    cases = {
+        "greedy": (PROMPT, GREEDY),
+        "seeded": (PROMPT[3:], SamplingParams(temperature=1.3, top_p=0.9, seed=11)),
+        "narrow": (PROMPT[::-1], SamplingParams(temperature=0.7, top_k=5, seed=12)),
+    }
+    async with AsyncExitStack() as stack:
+        chain = [await stack.enter_async_context(executor(checkpoint, a, b)) for a, b in pairwise(cuts)]
+        got = await asyncio.gather(*(generate(chain, name, *case, 24) for name, case in cases.items()))
+        for (prompt, params), tokens in zip(cases.values(), got, strict=True):
+            assert tokens == expected_tokens(whole, prompt, params, 24)
+        for stage in chain:
+            assert stage.stats().kv_blocks_free == stage.stats().kv_blocks_total
+
+
+async def test_prefill_on_the_last_stage_gives_nothing_and_in_mid_model_all_rows(
+    tiny: tuple[Checkpoint, Any],
+) -> None:
+    async with executor(tiny[0]) as whole:
+        whole.reserve(("a", 0), start=0, end=4, tokens=32, sampling=GREEDY)
+        output = await whole.run(("a", 0), 0, PROMPT, sample=False)
+        assert (output.activation, output.token) == (None, None)
+        whole.reserve(("a", 1), start=0, end=2, tokens=32)
+        output = await whole.run(("a", 1), 0, PROMPT, sample=False)
+        assert output.activation is not None
+        assert output.activation.shape == (len(PROMPT), 64)
+        assert len(output.activation.data) == len(PROMPT) * 64 * 4
+
+
+async def test_going_back_takes_back_what_came_after(tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0]) as stage:
+        stage.reserve(("a", 0), start=0, end=4, tokens=32, sampling=GREEDY)
+        await stage.run(("a", 0), 0, PROMPT, sample=True)
+        again = await stage.run(("a", 0), 10, PROMPT[10:], sample=True)
+        assert again.token == expected_tokens(tiny[1], PROMPT, GREEDY, 1)[0]
+        with pytest.raises(SessionError, match="position 19 is past the 18 tokens"):
+            await stage.run(("a", 0), 19, [1], sample=False)
+
+
+async def test_runs_of_a_session_queue_in_order(tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0]) as stage:
+        stage.reserve(("a", 0), start=0, end=4, tokens=32, sampling=GREEDY)
+        outputs = await asyncio.gather(
+            stage.run(("a", 0), 0, PROMPT[:5], sample=False),
+            stage.run(("a", 0), 5, PROMPT[5:6], sample=False),
+            stage.run(("a", 0), 6, PROMPT[6:], sample=True),
+        )
+        assert outputs[-1].token == expected_tokens(tiny[1], PROMPT, GREEDY, 1)[0]
+
+
+async def test_blocks_are_counted(tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0], blocks=4) as stage:
+        assert stage.stats().kv_blocks_total == 4
+        stage.reserve(("a", 0), start=0, end=4, tokens=17, sampling=GREEDY)
+        assert stage.stats().kv_blocks_free == 2
+        stage.reserve(("half", 0), start=0, end=2, tokens=32)
+        assert stage.stats().kv_blocks_free == 1
+        with pytest.raises(BusyError):
+            stage.reserve(("b", 0), start=0, end=4, tokens=17)
+        await stage.run(("a", 0), 0, PROMPT, sample=False)
+        await stage.run(("a", 0), 18, PROMPT, sample=False)  # 36 tokens need a third block
+        assert stage.stats().kv_blocks_free == 0
+        with pytest.raises(BusyError):
+            await stage.run(("a", 0), 36, PROMPT, sample=False)
+        await stage.run(("a", 0), 36, [1], sample=True)  # it lost nothing and goes on
+        stage.release(("a", 0))
+        stage.release(("half", 0))
+        stage.release(("half", 0))  # once more does no harm
+        assert stage.stats().kv_blocks_free == 4
+
+
+def row(values: list[float]) -> Activation:
+    return Activation("float32", (1, 64), struct.pack("<64f", *(values * 64)[:64]))
+
+
+BAD_HIDDEN = {
+    "tokens": [1, 2],
+    "width": Activation("float32", (1, 63), bytes(63 * 4)),
+    "bytes": Activation("float32", (2, 64), bytes(64 * 4)),
+    "dtype": Activation("int8", (1, 64), bytes(64)),
+    "empty": Activation("float32", (0, 64), b""),
+    "flat": Activation("float32", (64,), bytes(64 * 4)),
+    "nan": row([1.0, float("nan")]),
+    "infinite": row([float("inf")]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HIDDEN)
+async def test_bad_hidden_states_hurt_only_their_session(name: str, tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0], 2, 4) as stage:
+        for session in ("bad", "good"):
+            stage.reserve((session, 1), start=2, end=4, tokens=16, sampling=GREEDY)
+        alone = await stage.run(("good", 1), 0, row([0.5]), sample=True)
+        bad, good = await asyncio.gather(
+            stage.run(("bad", 1), 0, BAD_HIDDEN[name], sample=True),
+            stage.run(("good", 1), 0, row([0.5]), sample=True),
+            return_exceptions=True,
+        )
+        assert isinstance(bad, RequestError)
+        assert good == alone
+        assert await stage.run(("bad", 1), 0, row([0.5]), sample=True) == alone
+
+
+@pytest.mark.parametrize("tokens", [[], [100], [-1], [3, 1 << 40], row([0.5])])
+async def test_bad_tokens(tokens: Any, tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0]) as stage:
+        stage.reserve(("a", 0), start=0, end=4, tokens=16, sampling=GREEDY)
+        with pytest.raises(RequestError):
+            await stage.run(("a", 0), 0, tokens, sample=True)
+        await stage.run(("a", 0), 0, PROMPT, sample=True)
+
+
+async def test_rows_after_a_failed_chunk_fail_too(tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0], 2, 4) as stage:
+        stage.reserve(("a", 1), start=2, end=4, tokens=16, sampling=GREEDY)
+        bad, after = await asyncio.gather(
+            stage.run(("a", 1), 0, BAD_HIDDEN["nan"], sample=False),
+            stage.run(("a", 1), 1, row([0.5]), sample=True),
+            return_exceptions=True,
+        )
+        assert isinstance(bad, RequestError)
+        assert isinstance(after, SessionError)
+
+
+async def test_requests_that_can_never_be_served(tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0], 1, 3) as stage:
+        for start, end, tokens in ((0, 3, 16), (1, 4, 16), (2, 2, 16), (1, 3, 0), (1, 3, 129)):
+            with pytest.raises(RequestError):
+                stage.reserve(("a", 0), start=start, end=end, tokens=tokens)
+        for params in (
+            SamplingParams(temperature=-1),
+            SamplingParams(temperature=float("nan")),
+            SamplingParams(top_p=0),
+            SamplingParams(top_p=1.1),
+            SamplingParams(top_k=-1),
+        ):
+            with pytest.raises(RequestError):
+                stage.reserve(("a", 0), start=1, end=3, tokens=16, sampling=params)
+        stage.reserve(("a", 0), start=1, end=3, tokens=16, sampling=GREEDY)
+        with pytest.raises(SessionError, match="already open"):
+            stage.reserve(("a", 0), start=1, end=3, tokens=16)
+        with pytest.raises(RequestError, match="cannot sample"):
+            await stage.run(("a", 0), 0, row([0.5]), sample=True)
+        with pytest.raises(SessionError, match="not open"):
+            await stage.run(("b", 0), 0, row([0.5]), sample=False)
+        with pytest.raises(RequestError, match="context of 128"):
+            await stage.run(("a", 0), 0, Activation("float32", (129, 64), bytes(129 * 64 * 4)), sample=False)
+
+
+async def test_release_frees_at_once_and_fails_what_waits_and_runs(tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0]) as stage:
+        stage.reserve(("a", 0), start=0, end=4, tokens=64, sampling=GREEDY)
+        stage.reserve(("b", 0), start=0, end=4, tokens=64, sampling=GREEDY)
+        runs = [
+            asyncio.ensure_future(stage.run(("a", 0), 0, PROMPT, sample=False)),
+            asyncio.ensure_future(stage.run(("a", 0), len(PROMPT), [1], sample=True)),
+            asyncio.ensure_future(stage.run(("b", 0), 0, PROMPT, sample=True)),
+        ]
+        await wait_until(lambda: stage.stats().running > 0)
+        stage.release(("a", 0))
+        assert stage.stats().kv_blocks_free == stage.stats().kv_blocks_total - 4
+        first, second, other = await asyncio.gather(*runs, return_exceptions=True)
+        assert isinstance(first, SessionError)
+        assert isinstance(second, SessionError)
+        assert other.token == expected_tokens(tiny[1], PROMPT, GREEDY, 1)[0]
+
+
+async def test_close_fails_what_waits_and_leaves_no_thread(tiny: tuple[Checkpoint, Any]) -> None:
+    before = set(threading.enumerate())
+    async with executor(tiny[0]) as stage:
+        stage.reserve(("a", 0), start=0, end=4, tokens=64, sampling=GREEDY)
+        run = asyncio.ensure_future(stage.run(("a", 0), 0, PROMPT, sample=True))
+        await asyncio.sleep(0)
+    with pytest.raises(SessionError):
+        await run
+    assert set(threading.enumerate()) == before
+
+
+async def test_close_in_the_middle_of_loading(tiny: tuple[Checkpoint, Any]) -> None:
+    before = set(threading.enumerate())
+    stage = Executor(tiny[0], 0, 4, dtype="float32", device="cpu", threads=1, kv_bytes=1 << 20)
+    loading = asyncio.ensure_future(stage.load())
+    await asyncio.sleep(0)
+    await stage.close()
+    with pytest.raises(ModelError, match="stopped"):
+        await loading
+    assert set(threading.enumerate()) == before
+
+
+async def test_an_unexpected_failure_hurts_one_session(
+    tiny: tuple[Checkpoint, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when memory runs out: the batch is tried again one by one, and only the culprit fails."""
+    from p2pllm.execution.stage import Stage
+
+    async with executor(tiny[0]) as stage:
+        right = Stage.forward
+
+        def forward(self: Stage, segments: Any, inputs: torch.Tensor, start: int, end: int) -> torch.Tensor:
+            if 13 in inputs:
+                raise RuntimeError("out of memory")
+            return right(self, segments, inputs, start, end)
+
+        monkeypatch.setattr(Stage, "forward", forward)
+        for session in ("bad", "good"):
+            stage.reserve((session, 0), start=0, end=4, tokens=32, sampling=GREEDY)
+        bad, good = await asyncio.gather(
+            stage.run(("bad", 0), 0, [13, 4], sample=True),
+            stage.run(("good", 0), 0, PROMPT, sample=True),
+            return_exceptions=True,
+        )
+        assert isinstance(bad, SessionError)
+        assert "out of memory" in str(bad)
+        assert good.token == expected_tokens(tiny[1], PROMPT, GREEDY, 1)[0]
+
+
+async def test_stats_are_measured_from_the_start(tiny: tuple[Checkpoint, Any]) -> None:
+    async with executor(tiny[0], 0, 2) as first, executor(tiny[0], 2, 4) as last:
+        assert first.stats().layer_s > 0
+        assert first.stats().head_s == 0
+        assert last.stats().layer_s > 0
+        assert last.stats().head_s > 0
+        assert last.stats().wait_s == 0
+        layer = tiny[0].layer_bytes("float32")
+        assert first.stats().weight_bytes == 2 * layer + tiny[0].embed_bytes("float32")
+        assert last.stats().weight_bytes == 2 * layer + tiny[0].head_bytes("float32")
+
+
+async def test_no_room_for_kv_is_an_error_at_load(tiny: tuple[Checkpoint, Any]) -> None:
+    with pytest.raises(ModelError, match="no room for KV"):
+        async with executor(tiny[0], blocks=0):
+            pass
+
+
+async def test_progress_is_heard_on_the_loop(tiny: tuple[Checkpoint, Any]) -> None:
+    heard: list[tuple[int, int]] = []
+    stage = Executor(tiny[0], 0, 4, dtype="float32", device="cpu", threads=1, kv_bytes=1 << 20)
+    try:
+        await stage.load(progress=lambda done, total: heard.append((done, total)))
+        assert heard == sorted(heard)
+        assert heard[-1] == (stage.stats().weight_bytes, stage.stats().weight_bytes)
+    finally:
+        await stage.close()
