@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,3 +19,11 @@ def reference() -> Reference:
 
     torch.set_num_threads(1)
     return Reference()
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny model that is not the embedded one."""
+    from support.models import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-other")

@@ -105,8 +105,11 @@ class Checkpoint(ABC):
         """The part of the configuration that decides what the model computes."""
 
     @abstractmethod
-    def fetch(self, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> None:
-        """Bring the files that hold these tensors here; ``progress`` hears (bytes so far, bytes in all)."""
+    def fetch(self, names: Sequence[str], progress: Callable[[int, int], None]) -> int:
+        """Bring the files that hold these tensors here, and return how many bytes that took.
+
+        ``progress`` hears (bytes so far, bytes in all), after every file.
+        """
 
     @cached_property
     def fingerprint(self) -> str:

@@ -147,8 +147,9 @@ class GgufCheckpoint(Checkpoint):
             ) from error
         return np.require(values.reshape(entry.shape), np.float32, ["C", "W"])
 
-    def fetch(self, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> None:
+    def fetch(self, names: Sequence[str], progress: Callable[[int, int], None]) -> int:  # noqa: ARG002
         """Nothing to do: the file is here."""
+        return 0
 
     def directory(self) -> Path | None:
         """None: a GGUF file carries its tokenizer in its metadata."""

@@ -72,6 +72,10 @@ class HubFiles:
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             return list(pool.map(lambda part: self._range(*part), wanted))
 
+    def is_here(self, name: str) -> bool:
+        """Whether the file is in the hub's cache."""
+        return self._cached(name) is not None
+
     def path(self, name: str) -> Path:
         """The whole file, downloaded once into the hub's cache, resuming what an earlier try left."""
         from huggingface_hub.errors import EntryNotFoundError
@@ -96,15 +100,21 @@ class HubFiles:
 
         return Path(huggingface_hub.hf_hub_download(self.repo, name, revision=self.commit))
 
+    def _cached(self, name: str) -> Path | None:
+        import huggingface_hub
+
+        found = huggingface_hub.try_to_load_from_cache(self.repo, name, revision=self.commit)
+        return Path(found) if isinstance(found, str) else None
+
     def _range(self, name: str, start: int, length: int) -> bytes:
-        from huggingface_hub import hf_hub_url, try_to_load_from_cache
+        from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
         if length == 0:
             return b""
-        cached = try_to_load_from_cache(self.repo, name, revision=self.commit)
-        if isinstance(cached, str):
-            return LocalFiles(Path(cached).parent).ranges([(Path(cached).name, start, length)])[0]
+        cached = self._cached(name)
+        if cached is not None:
+            return LocalFiles(cached.parent).ranges([(cached.name, start, length)])[0]
         headers = build_hf_headers() | {"Range": f"bytes={start}-{start + length - 1}"}
         url = hf_hub_url(self.repo, name, revision=self.commit)
         with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30) as response:

@@ -28,7 +28,7 @@ def load_stage(
 ) -> Stage:
     """Load layers [start, end) of ``checkpoint`` in ``dtype`` onto ``device``.
 
-    Memory peaks at the slice and one parameter. ``progress`` hears (bytes loaded, bytes in all). Raises
+    Memory peaks at the slice and one parameter. ``progress`` hears (bytes fetched and loaded, in all). Raises
     `ModelError` if the range is not in the model, a tensor is missing or has a wrong shape, or the model
     cannot be sliced.
     """
@@ -42,8 +42,22 @@ def load_stage(
     wanted = sliced.states()
     if missing := [name for name in wanted if name not in units]:
         raise ModelError(f"{checkpoint.name} lacks {len(missing)} tensors of the model, first {missing[0]}")
-    checkpoint.fetch([source for name in wanted for source in units[name].sources])
-    _fill(checkpoint, sliced, wanted, units, device=torch.device(device), progress=progress)
+    size = sum(state.nbytes for state in wanted.values())
+
+    def report(fetched: int, to_fetch: int, loaded: int) -> None:
+        if progress is not None:
+            progress(fetched + loaded, to_fetch + size)
+
+    sources = [source for name in wanted for source in units[name].sources]
+    fetched = checkpoint.fetch(sources, lambda done, total: report(done, total, 0))
+    _fill(
+        checkpoint,
+        sliced,
+        wanted,
+        units,
+        device=torch.device(device),
+        progress=lambda loaded: report(fetched, fetched, loaded),
+    )
     sliced.finish(torch.device(device))
     return Stage(sliced, dtype=dtype, device=device)
 
@@ -55,9 +69,8 @@ def _fill(
     units: Mapping[str, WeightUnit],
     *,
     device: torch.device,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int], None],
 ) -> None:
-    total = sum(state.nbytes for state in wanted.values())
     done = 0
     # A head tied to the embedding is one tensor in a whole model; else the last stage has a copy of its own.
     made_of: dict[tuple[str, ...], Tensor] = {}
@@ -75,8 +88,7 @@ def _fill(
                     filled.add(target)
                     made_of[unit.sources] = placed
         done += state.nbytes
-        if progress is not None:
-            progress(done, total)
+        progress(done)
 
 
 def _to_tensor(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -47,6 +47,9 @@ class Files(Protocol):
     def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Parts of files, each (file, first byte, length); past the end of its file it is shorter."""
 
+    def is_here(self, name: str) -> bool:
+        """Whether the whole file is on this machine."""
+
     def path(self, name: str) -> Path:
         """The whole file on this machine, brought here if need be."""
 
@@ -74,10 +77,14 @@ class LocalFiles:
                 parts.append(file.read(length))
         return parts
 
+    def is_here(self, name: str) -> bool:
+        """Whether the file exists."""
+        return (self.root / name).is_file()
+
     def path(self, name: str) -> Path:
         """The file's path; raises `ModelError` if it is missing."""
         path = self.root / name
-        if not path.is_file():
+        if not self.is_here(name):
             raise ModelError(f"{path} is missing: download the model again")
         return path
 
@@ -140,18 +147,19 @@ class SafetensorsCheckpoint(Checkpoint):
         """Where transformers finds configuration and tokenizer."""
         return self.files.directory()
 
-    def fetch(self, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> None:
-        """Bring the files that hold these tensors here, largest unit a file; the others are never touched."""
+    def fetch(self, names: Sequence[str], progress: Callable[[int, int], None]) -> int:
+        """Bring the files that hold these tensors here, if they are not; other files are never touched."""
         sizes: dict[str, int] = {}
         for stored in self._stored.values():
             sizes[stored.file] = sizes.get(stored.file, 0) + stored.size
         wanted = sorted({self._stored[name].file for name in names})
-        done, total = 0, sum(sizes[file] for file in wanted)
-        for file in wanted:
+        missing = [file for file in wanted if not self.files.is_here(file)]
+        done, total = 0, sum(sizes[file] for file in missing)
+        for file in missing:
             self.files.path(file)
             done += sizes[file]
-            if progress is not None:
-                progress(done, total)
+            progress(done, total)
+        return total
 
     def _heads(self, size: int) -> Mapping[str, bytes]:
         wanted = [(stored.file, stored.start, min(size, stored.size)) for stored in self._stored.values()]

@@ -39,7 +39,7 @@ class _Transcript:
 
     def signed_by(self, role: bytes) -> bytes:
         """Return what this role signs; the parts have fixed lengths, so no two transcripts read the same."""
-        parts = (self.swarm, self.dialer_key, self.acceptor_key, self.dialer_nonce)
+        parts = (self.swarm, self.dialer_key, self.acceptor_key, self.dialer_nonce, self.acceptor_nonce)
         return b"p2pllm link " + bytes([VERSION]) + role + b"".join(parts)
 
 

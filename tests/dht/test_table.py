@@ -82,7 +82,7 @@ def test_a_node_is_not_in_its_own_table() -> None:
 
 def test_a_full_bucket_far_away_keeps_its_contacts_and_lets_newcomers_wait() -> None:
     table = made(ksize=4)
-    far = [contact(n, bytes([0x80 + n]) + bytes(19)) for n in range(6)]
+    far = [contact(n, bytes([0x90 + n]) + bytes(19)) for n in range(6)]
     added = [table.add_contact(one) for one in far]
     near = contact(9, b"\1" + bytes(19))
     assert table.add_contact(near)

@@ -63,7 +63,7 @@ def test_any_msgpack_never_raises(kind: int, packed: object) -> None:
         b"\x91" * 1400,  # an array in an array in an array
         msgpack.packb([0] * 65),
         msgpack.packb({"ping": 1}),
-        msgpack.packb(["ping", TOKEN, SENDER, msgpack.ExtType(5, b"")]),
+        msgpack.packb(["ping", TOKEN, SENDER, msgpack.ExtType(5, b"x")]),
         msgpack.packb(["ping", TOKEN, SENDER]) + b"\0",
         msgpack.packb(["ping", TOKEN, SENDER[:-1]]),
         msgpack.packb(["ping", TOKEN[:-1], SENDER]),
@@ -82,8 +82,8 @@ def test_size_and_kind_are_checked_first() -> None:
     good = encode_request(NONCE, "ping", TOKEN, SENDER)
     assert parse(b"\2" + good[1:]) is None
     assert parse(good[:21]) is None
-    assert isinstance(parse(encode_request(NONCE, "ping", TOKEN, SENDER, bytes(1436))), Request)
-    assert parse(encode_request(NONCE, "ping", TOKEN, SENDER, bytes(1438))) is None
+    assert isinstance(parse(encode_request(NONCE, "ping", TOKEN, SENDER, bytes(1438))), Request)
+    assert parse(encode_request(NONCE, "ping", TOKEN, SENDER, bytes(1439))) is None
 
 
 @pytest.mark.parametrize("arguments", [(), (b"k" * 20,), (b"k" * 20, 0), (b"k" * 20, 1, b"record")])

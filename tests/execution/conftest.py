@@ -1,4 +1,4 @@
-"""What the tests of the execution room share: the embedded model and tiny ones, and transformers' own runs."""
+"""What these tests share: the embedded model and tiny ones, and transformers' own runs of them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,6 @@ def _one_thread() -> Iterator[None]:
 def checkpoint() -> Checkpoint:
     """The embedded model."""
     return open_checkpoint("embedded")
-
-
-@pytest.fixture(scope="session")
-def reference(checkpoint: Any) -> Any:
-    """The embedded model as transformers itself loads it from the same file."""
-    path: Path = checkpoint.path
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return model.eval()
 
 
 TINY: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,6 +13,9 @@ from p2pllm.execution.loader import load_stage
 from p2pllm.execution.stage import Stage
 
 from .conftest import Chain
+
+if TYPE_CHECKING:
+    from support.reference import Reference
 
 CUTS = [(0, 30), (0, 11, 30), (0, 4, 23, 30)]
 QUESTIONS = ["Why is the sky blue?", "Write one line about the sea."]
@@ -33,13 +36,13 @@ def prompts(checkpoint: Checkpoint) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def whole_logits(reference: Any, tokens: list[int]) -> torch.Tensor:
-    logits: torch.Tensor = reference(torch.tensor([tokens])).logits[0]
+def whole_logits(reference: Reference, tokens: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = reference.model(torch.tensor([tokens])).logits[0]
     return logits
 
 
 def test_logits_of_a_ragged_batch_in_chunks(
-    stages: list[Stage], prompts: list[list[int]], reference: Any
+    stages: list[Stage], prompts: list[list[int]], reference: Reference
 ) -> None:
     chain = Chain(stages, sessions=2)
     first, second = prompts
@@ -54,7 +57,7 @@ def test_logits_of_a_ragged_batch_in_chunks(
         torch.testing.assert_close(logits, whole_logits(reference, tokens), atol=1e-4, rtol=0)
 
 
-def test_greedy_tokens(stages: list[Stage], prompts: list[list[int]], reference: Any) -> None:
+def test_greedy_tokens(stages: list[Stage], prompts: list[list[int]], reference: Reference) -> None:
     """64 greedy tokens of two sessions in one batch: each is transformers' best, or within 1e-3 of it."""
     chain = Chain(stages, sessions=2)
     logits = {session: chain.step({session: tokens})[session] for session, tokens in enumerate(prompts)}
@@ -80,7 +83,7 @@ def test_going_back_forgets_what_came_after(stages: list[Stage], prompts: list[l
     assert torch.equal(chain.step({0: prompts[0][10:20]})[0], expected)
 
 
-def test_a_part_of_a_slice(checkpoint: Checkpoint, prompts: list[list[int]], reference: Any) -> None:
+def test_a_part_of_a_slice(checkpoint: Checkpoint, prompts: list[list[int]], reference: Reference) -> None:
     """Chains may use only some layers of a slice, and visit a peer twice."""
     from p2pllm.execution.attention import Segment
     from p2pllm.execution.kv import SessionCache
@@ -93,7 +96,7 @@ def test_a_part_of_a_slice(checkpoint: Checkpoint, prompts: list[list[int]], ref
     torch.testing.assert_close(whole.logits(hidden), whole_logits(reference, prompts[0]), atol=1e-4, rtol=0)
 
 
-def test_bfloat16_stays_close(checkpoint: Checkpoint, prompts: list[list[int]], reference: Any) -> None:
+def test_bfloat16_stays_close(checkpoint: Checkpoint, prompts: list[list[int]], reference: Reference) -> None:
     halves = [load_stage(checkpoint, a, b, dtype="bfloat16", device="cpu") for a, b in ((0, 15), (15, 30))]
     logits = Chain(halves, sessions=1).step({0: prompts[0]})[0]
     expected = whole_logits(reference, prompts[0])

@@ -37,7 +37,8 @@ def in_a_process(hub: str, cache: Path, code: str, repo: str = REPO) -> str:
         "HF_HUB_DISABLE_XET": "1",
         "NO_PROXY": "127.0.0.1",
     }
-    program = f"from p2pllm.errors import ModelError\nfrom p2pllm.execution import open_checkpoint\nMODEL = {repo!r}\n{code}"
+    imports = "from p2pllm.errors import ModelError\nfrom p2pllm.execution import open_checkpoint"
+    program = f"{imports}\nMODEL = {repo!r}\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=environment,
@@ -54,7 +55,11 @@ ERROR = "try:\n    open_checkpoint(MODEL)\nexcept ModelError as error:\n    prin
 LOAD = """
 import torch
 from p2pllm.execution.loader import load_stage
-stage = load_stage(open_checkpoint(MODEL), 1, 2, dtype="float32", device="cpu")
+heard = []
+stage = load_stage(
+    open_checkpoint(MODEL), 1, 2, dtype="float32", device="cpu", progress=lambda *call: heard.append(call)
+)
+assert heard == sorted(heard) and heard[-1][0] == heard[-1][1] > stage.weight_bytes, heard
 print(sum(float(state.double().sum()) for state in stage._model.states().values()))
 """
 

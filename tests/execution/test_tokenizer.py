@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from p2pllm.errors import ModelError, RequestError
 from p2pllm.execution import ChatTokenizer, Checkpoint, open_checkpoint
@@ -34,8 +34,8 @@ def tokenizer(checkpoint: Checkpoint) -> ChatTokenizer:
 
 
 @pytest.fixture(scope="module")
-def theirs(checkpoint: Any) -> Any:
-    return AutoTokenizer.from_pretrained(checkpoint.path.parent, gguf_file=checkpoint.path.name)
+def theirs(reference: Reference) -> Any:
+    return reference.tokenizer
 
 
 def streamed(tokenizer: ChatTokenizer, tokens: list[int]) -> list[str]:

@@ -195,11 +195,13 @@ async def test_a_frame_of_exactly_the_limit_passes(start):
 
 async def test_close_delivers_what_was_queued_and_tells_the_other_side(start):
     one, other = await pair(start)
-    for message in numbered(500):
+    size = 4 * 1024**2
+    messages = [Hidden(f"s{number}", 1, 0, True, "float32", (size // 4,), bytes(size)) for number in range(8)]
+    for message in messages:
         one.links.send(other.id, message)
     await one.links.close()
     await other.until(lambda: bool(other.downs))
-    assert other.received == [(one.id, message) for message in numbered(500)]
+    assert other.received == [(one.id, message) for message in messages]
     assert (one.downs, other.downs) == ([], [one.id])
     with pytest.raises(LinkError, match="shutting down"):
         await one.links.ensure(other.id, [other.address])

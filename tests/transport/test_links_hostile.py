@@ -230,10 +230,10 @@ async def test_sockets_of_one_peer_are_bounded(start, raw):
     assert peer.downs == []
 
 
-async def test_a_peer_that_reads_nothing_is_dropped_and_leaves_no_descriptor(start, raw):
-    # More than the kernel's buffers on both sides take in.
+async def stuffed(start, raw, stall_s):
+    """A peer that sends to a stranger who does not read, with more queued than any kernel takes in."""
     limit, size = 64 * 1024**2, 4 * 1024**2
-    peer, stranger = await start(limits=Limits(frame=limit), stall_s=0.1), Identity.generate()
+    peer, stranger = await start(limits=Limits(frame=limit), stall_s=stall_s), Identity.generate()
     socket = await raw.link(peer, stranger, max_msg_size=0)
     await socket.send_bytes(encode(Renew("s")))
     await peer.until(lambda: bool(peer.received))
@@ -242,11 +242,36 @@ async def test_a_peer_that_reads_nothing_is_dropped_and_leaves_no_descriptor(sta
         peer.links.send(stranger.peer_id, message)
     with pytest.raises(LinkError, match=f"link to peer {stranger.peer_id[:8]} is congested"):
         peer.links.send(stranger.peer_id, message)
+    return peer, stranger, socket
+
+
+def connections(peer):
+    port = peer.server.port
+    return [c for c in psutil.Process().net_connections("tcp") if c.laddr.port == port and c.raddr]
+
+
+async def test_a_peer_that_reads_nothing_is_dropped(start, raw):
+    peer, stranger, _socket = await stuffed(start, raw, stall_s=0.1)
+    await peer.until(lambda: peer.downs == [stranger.peer_id])
+    # Its connection ends although the transport still has megabytes to send.
+    await peer.stop()
+    assert connections(peer) == []
+
+
+async def test_a_peer_that_reads_nothing_and_sends_garbage_is_dropped(start, raw):
+    peer, stranger, socket = await stuffed(start, raw, stall_s=DEADLINE_S)
+    await socket.send_bytes(b"garbage")
     await peer.until(lambda: peer.downs == [stranger.peer_id])
     await peer.stop()
-    # The server side of the connection is gone although its transport still had megabytes to send.
-    port = peer.server.port
-    assert not [c for c in psutil.Process().net_connections("tcp") if c.laddr.port == port]
+    assert connections(peer) == []
+
+
+async def test_close_does_not_wait_for_a_peer_that_reads_nothing(start, raw):
+    peer, _stranger, _socket = await stuffed(start, raw, stall_s=0.1)
+    async with asyncio.timeout(DEADLINE_S):
+        await peer.stop()
+    assert connections(peer) == []
+    assert peer.downs == []
 
 
 async def test_a_peer_that_only_listens_is_dropped_after_the_heartbeat(start, raw):
@@ -274,13 +299,17 @@ async def test_pings_are_answered_and_pongs_must_fit(start, raw):
     socket = await raw.link(peer, stranger)
     await socket.send_bytes(encode(Ping(7)))
     assert decode(await socket.receive_bytes(timeout=DEADLINE_S)) == Pong(7)
+    waiting = asyncio.create_task(peer.links.ping(stranger.peer_id, timeout=DEADLINE_S))
+    nonce = decode(await socket.receive_bytes(timeout=DEADLINE_S)).nonce
+    for _ in range(2):
+        await socket.send_bytes(encode(Pong(nonce)))
+    assert await waiting > 0.0
     waiting = asyncio.create_task(peer.links.ping(stranger.peer_id, timeout=0.05))
     nonce = decode(await socket.receive_bytes(timeout=DEADLINE_S)).nonce
     await socket.send_bytes(encode(Pong(nonce ^ 1)))
     with pytest.raises(LinkError, match="did not answer a ping"):
         await waiting
-    # Late, and twice.
-    await socket.send_bytes(encode(Pong(nonce)))
+    # Too late.
     await socket.send_bytes(encode(Pong(nonce)))
     await socket.send_bytes(encode(Renew("s")))
     await peer.until(lambda: bool(peer.received))
