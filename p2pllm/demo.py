@@ -40,8 +40,8 @@ REGIONS = ("eu", "us", "asia", "africa", "oceania")
 INTERRUPTED = 130
 START_DEADLINE_S = 120.0
 READY_POLL_S = 0.1
-SHARE_BYTES = 64 * 2**20
-SHARE_ROUNDS = 16
+SHARE_BYTES = 32 * 2**20
+SHARE_S = 0.25
 BOOTSTRAP_SCRIPT = Path(p2pllm.__file__).parent.parent / "bootstrap" / "bootstrap.py"
 
 
@@ -126,10 +126,11 @@ def measure_shares(peers: int) -> list[float]:
 
     def read(block: npt.NDArray[np.float32]) -> float:
         together.wait()
-        began = time.perf_counter()
-        for _ in range(SHARE_ROUNDS):
+        began, rounds, spent = time.perf_counter(), 0, 0.0
+        while spent < SHARE_S:
             block.sum()
-        return SHARE_ROUNDS * SHARE_BYTES / (time.perf_counter() - began)
+            rounds, spent = rounds + 1, time.perf_counter() - began
+        return rounds * SHARE_BYTES / spent
 
     with ThreadPoolExecutor(peers) as pool:
         return list(pool.map(read, blocks))

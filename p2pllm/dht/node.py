@@ -29,8 +29,8 @@ __all__ = ["DhtNode"]
 REPLICAS: Final = 8
 """Nodes that keep a record."""
 
-READ_FROM: Final = 3
-"""Replicas that a read merges: one alone could hide records."""
+READ_FROM: Final = 2
+"""Replicas that a read merges, others each time: one alone could hide records for good."""
 
 READ_DEADLINE_S: Final = 1.25
 RESOLVE_DEADLINE_S: Final = 2.0
@@ -101,7 +101,7 @@ class DhtNode:
             ) from error
         self._protocol = self._server.protocol
         self._mirror = Mirror(self._protocol, self._clock)
-        self._refreshing = asyncio.create_task(self._refresh())
+        self._refreshing = asyncio.create_task(self._keep_fresh())
         log.debug("dht_listening", host=host, port=self.port)
 
     @property
@@ -140,10 +140,11 @@ class DhtNode:
 
     async def read(self, key: bytes) -> list[Record]:
         """The newest live record of each (peer, kind) under ``key``, from several replicas and from here."""
-        waiting = iter(await self._replicas_of(key))
+        replicas = await self._replicas_of(key)
+        waiting = iter(self._rng.sample(replicas, len(replicas)))
 
         async def read_one() -> None:
-            for replica in waiting:  # shared by all readers: whoever meets a dead replica takes the next
+            for replica in waiting:  # shared by the readers: who meets a dead replica takes the next
                 if await self._mirror.refresh(key, replica):
                     return
                 self._replicas.forget(key)
@@ -203,15 +204,18 @@ class DhtNode:
         own = Contact(self._id, "", 0)
         return len(replicas) < REPLICAS or distance(own, key) < distance(replicas[-1], key)
 
-    async def _refresh(self) -> None:
-        """Keep the table full and fresh: look for neighbours and strangers, ping who has been quiet."""
+    async def _keep_fresh(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S * self._rng.uniform(0.75, 1.25))
-            await self._nearest(self._id)
-            await self._nearest(self._rng.randbytes(ID_BYTES))
-            heard, now = self._protocol.liveness.heard, self._clock()
-            quiet = [contact for contact in self._protocol.router if heard(contact.address) < now - QUIET_S]
-            await asyncio.gather(*(self._protocol.ping(contact.address) for contact in quiet[:K]))
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        """Look for neighbours and for strangers, and ping who has been quiet for long."""
+        await self._nearest(self._id)
+        await self._nearest(self._rng.randbytes(ID_BYTES))
+        heard, now = self._protocol.liveness.heard, self._clock()
+        quiet = [contact for contact in self._protocol.router if heard(contact.address) < now - QUIET_S]
+        await asyncio.gather(*(self._protocol.ping(contact.address) for contact in quiet[:K]))
 
 
 async def _resolve(host: str) -> str:

@@ -18,8 +18,15 @@ from p2pllm.serving.tables import swarm_table
 
 __all__ = ["chat_loop", "print_answer"]
 
-HELP = """/swarm  show who serves which layers     /reset  forget the conversation
-/help   this list                       /exit   leave (Ctrl-D does the same); Ctrl-C stops an answer"""
+HELP = """\
+/swarm          show who serves which layers
+/temperature T  how freely to choose words: 0 always takes the likeliest
+/reset          forget the conversation
+/help           this list
+/exit           leave, as does Ctrl-D; Ctrl-C stops an answer"""
+
+TEMPERATURE = 0.3
+TOP_P = 0.9
 
 
 async def chat_loop(
@@ -31,7 +38,7 @@ async def chat_loop(
         on_interrupt: what Ctrl-C means outside an answer, when this process already handles that signal.
     """
     session: PromptSession[str] = PromptSession()
-    messages: list[dict[str, Any]] = []
+    chat = _Chat(client, console, on_interrupt)
     console.print("Type a message; /help lists the commands.", style="dim")
     while True:
         try:
@@ -39,26 +46,52 @@ async def chat_loop(
                 line = (await session.prompt_async("› ", handle_sigint=False)).strip()
         except (EOFError, KeyboardInterrupt):
             return
-        match line:
-            case "":
-                continue
-            case "/exit" | "/quit":
-                return
-            case "/help":
-                console.print(HELP, style="dim", highlight=False)
-            case "/reset":
-                messages.clear()
-            case "/swarm":
-                await _show_swarm(client, console)
-            case _ if line.startswith("/"):
-                console.print(f"there is no {line.split()[0]}; /help lists the commands", style="yellow")
+        if line in ("/exit", "/quit"):
+            return
+        if line.startswith("/"):
+            await chat.command(*line.split())
+        elif line:
+            await chat.say(line)
+
+
+class _Chat:
+    """One conversation, and what its commands change."""
+
+    def __init__(self, client: ApiClient, console: Console, on_interrupt: Callable[[], None] | None) -> None:
+        self._client = client
+        self._console = console
+        self._on_interrupt = on_interrupt
+        self._messages: list[dict[str, Any]] = []
+        self._sampling = {"temperature": TEMPERATURE, "top_p": TOP_P}
+
+    async def say(self, text: str) -> None:
+        """One turn; a turn without an answer leaves no trace in the conversation."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        answer = print_answer(self._client, self._console, messages, **self._sampling)
+        reply = await _interruptible(answer, self._on_interrupt)
+        if reply is not None:
+            self._messages = [*messages, {"role": "assistant", "content": reply}]
+
+    async def command(self, name: str, *arguments: str) -> None:
+        """A line that begins with a slash."""
+        match name, arguments:
+            case "/help", ():
+                self._console.print(HELP, style="dim", highlight=False)
+            case "/reset", ():
+                self._messages = []
+            case "/swarm", ():
+                await self._show_swarm()
+            case "/temperature", (value,) if value.replace(".", "", 1).isdecimal():
+                self._sampling["temperature"] = float(value)
             case _:
-                messages.append({"role": "user", "content": line})
-                text = await _interruptible(print_answer(client, console, messages), on_interrupt)
-                if text is None:
-                    messages.pop()
-                else:
-                    messages.append({"role": "assistant", "content": text})
+                line = " ".join((name, *arguments))
+                self._console.print(f"there is no {line}; /help lists the commands", style="yellow")
+
+    async def _show_swarm(self) -> None:
+        try:
+            self._console.print(swarm_table(await self._client.swarm()))
+        except P2PLLMError as error:
+            self._console.print(str(error), style="red", highlight=False)
 
 
 async def print_answer(
@@ -97,10 +130,3 @@ async def _interruptible(answer: Any, on_interrupt: Callable[[], None] | None) -
         print()  # noqa: T201  end the line that was cut
         return None
     return task.result()
-
-
-async def _show_swarm(client: ApiClient, console: Console) -> None:
-    try:
-        console.print(swarm_table(await client.swarm()))
-    except P2PLLMError as error:
-        console.print(str(error), style="red", highlight=False)

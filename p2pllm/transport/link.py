@@ -191,7 +191,7 @@ async def shut(socket: Socket, reason: str) -> None:
     """Close a socket, telling the other side why; bounded in time, and harmless if it is closed."""
     # A WebSocket close frame has room for 123 bytes of text.
     text = reason.encode("ascii", "replace")[:120]
-    with contextlib.suppress(TimeoutError, OSError):
+    with contextlib.suppress(OSError):
         async with asyncio.timeout(_CLOSE_S):
             await socket.close(code=WSCloseCode.GOING_AWAY, message=text)
 

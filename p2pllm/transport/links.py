@@ -132,7 +132,7 @@ class Links:
             async with asyncio.timeout(_HANDSHAKE_S):
                 peer = await self._greet(request.headers.get(_HELLO_HEADER, ""), socket)
             link = self._attach(peer, socket)
-        except (LinkError, OSError, TimeoutError) as error:
+        except (LinkError, OSError) as error:
             reason = str(error) or "no answer"
             log.info("link_refused", address=request.remote, reason=reason)
             await shut(socket, reason)

@@ -38,7 +38,9 @@ async def serve(app: web.Application, host: str, port: int, *, flag: str = "--po
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
+        # asyncio puts the address before the system's own words.
+        reason = (error.strerror or str(error)).rpartition(": ")[2]
         raise UsageError(
-            f"cannot listen on {host}:{port} ({error}): choose another address with {flag}"
+            f"cannot listen on {host}:{port} ({reason}): choose another address with {flag}"
         ) from None
     return Server(runner)

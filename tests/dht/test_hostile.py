@@ -33,7 +33,8 @@ async def test_500_hostile_datagrams_change_nothing(network: Network, stranger: 
     await stranger.ask(nodes[0], "ping")
     good = b"\0" + os.urandom(20) + msgpack.packb(["find_node", stranger.token, stranger.id, KEY])
     hostile_requests = [
-        ["ping", stranger.token, b"\0" + stranger.id],
+        ["ping", [b"\0" + network.identities[nodes[1]].node_id]],  # what stops the package for good
+        ["ping", stranger.token, b"\0" + network.identities[nodes[1]].node_id],
         ["ping", stranger.token, network.identities[nodes[0]].node_id],
         ["find_node", stranger.token, stranger.id],
         ["find_node", stranger.token, stranger.id, b"short"],
@@ -68,7 +69,8 @@ async def test_500_hostile_datagrams_change_nothing(network: Network, stranger: 
 async def test_nobody_unproven_gets_more_than_he_sent(network: Network, stranger: Stranger) -> None:
     """Nor anything else: what a node sends to an address that proved nothing is the one answer, no longer."""
     nodes = await network.joined(10)
-    await network.publish(*nodes)
+    for _ in range(10):
+        await nodes[0].put(KEY, seal(Identity.generate(), METRICS, swarm=SWARM, seq=1, ttl=5.0))
     requests = (
         ("ping",),
         ("find_node", KEY),
@@ -100,9 +102,11 @@ async def test_a_token_is_good_for_one_address_and_one_node(network: Network, st
 
 async def test_a_node_enters_the_table_only_by_answering(network: Network, stranger: Stranger) -> None:
     node = await network.node()
+    await node.put(KEY, network.record(node))
     await stranger.ask(node, "ping")
     await stranger.ask(node, "find_node", KEY)
-    await eventually(lambda: len(stranger.asked) == 2)  # pinged back, twice, and it says nothing
+    await eventually(lambda: len(stranger.asked) == 2)
+    assert stranger.asked == ["ping", "ping"], "two tries, and no record is handed over unasked"
     assert node.contacts() == []
     stranger.answer = stranger.polite
     await eventually(lambda: not node._protocol._greetings)

@@ -146,6 +146,24 @@ async def test_a_silent_node_is_not_named_to_others(network: Network, stranger: 
     assert stranger.asked == []
 
 
+async def test_refreshing_finds_strangers_and_notices_who_died_quietly(
+    network: Network, stranger: Stranger
+) -> None:
+    node, far = await network.joined(2)
+    await far.bootstrap([stranger.address])
+    assert node.contacts() == [(network.identities[far].node_id, *address_of(far))]
+    stranger.answer = stranger.polite
+    await far.bootstrap([stranger.address])
+    await node._refresh()
+    assert (stranger.id, *stranger.address) in node.contacts()
+    stranger.answer = lambda _: None
+    for _ in range(3):
+        network.clock.now += 65.0
+        await node._refresh()
+        assert (stranger.id, *stranger.address) not in node.contacts()
+    assert node._protocol.router.get(stranger.id) is None, "its place is free after three misses"
+
+
 async def test_a_node_that_returns_on_another_port_is_found_there(network: Network) -> None:
     nodes = await network.joined(3)
     identity, old_port = network.identities[nodes[2]], nodes[2].port
@@ -243,6 +261,7 @@ async def test_a_cancelled_put_leaves_nothing_behind(network: Network, stranger:
     putting.cancel()
     await asyncio.wait([putting])
     assert putting.cancelled()
+    assert node._protocol._questions == {}
     assert len(await node.read(KEY)) == 1
 
 

@@ -103,6 +103,7 @@ class RawDialer:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
+        self._sockets: list[aiohttp.ClientWebSocketResponse] = []
 
     async def open(
         self, peer: Peer, hello: str | None = None, **options: Any
@@ -110,7 +111,14 @@ class RawDialer:
         """Open the socket with this text as hello, or none."""
         headers = {} if hello is None else {"P2PLLM-Hello": hello}
         url = f"http://127.0.0.1:{peer.server.port}{LINK_PATH}"
-        return await self._session.ws_connect(url, headers=headers, **options)
+        timeout = aiohttp.ClientWSTimeout(ws_close=0.1)
+        socket = await self._session.ws_connect(url, headers=headers, timeout=timeout, **options)
+        self._sockets.append(socket)
+        return socket
+
+    async def close(self) -> None:
+        for socket in self._sockets:
+            await socket.close()
 
     async def link(
         self, peer: Peer, identity: Identity, swarm: bytes = SWARM, **options: Any
@@ -125,4 +133,6 @@ class RawDialer:
 @pytest.fixture
 async def raw() -> AsyncIterator[RawDialer]:
     async with aiohttp.ClientSession() as session:
-        yield RawDialer(session)
+        dialer = RawDialer(session)
+        yield dialer
+        await dialer.close()

@@ -29,7 +29,12 @@ def numbered(count):
 @pytest.fixture
 async def mute():
     """Address of a server that accepts connections and says nothing."""
-    server = await asyncio.start_server(lambda reader, writer: reader.read(), "127.0.0.1", 0)
+
+    async def listen(reader, writer):
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[:2]
     server.close()
 

@@ -274,6 +274,36 @@ async def test_close_does_not_wait_for_a_peer_that_reads_nothing(start, raw):
     assert peer.downs == []
 
 
+async def test_a_peer_we_dialled_that_reads_nothing_and_sends_garbage_is_dropped(start):
+    peer, victim, queued = await start(), Identity.generate(), asyncio.Event()
+
+    async def answer(request):
+        socket = web.WebSocketResponse(max_msg_size=0)
+        await socket.prepare(request)
+        acceptor = Acceptor(victim, SWARM, os.urandom(NONCE_BYTES))
+        await socket.send_bytes(acceptor.reply(bytes.fromhex(request.headers["P2PLLM-Hello"])))
+        acceptor.admit(await socket.receive_bytes())
+        request.transport.pause_reading()
+        await queued.wait()
+        await socket.send_bytes(b"garbage")
+        await asyncio.Event().wait()
+
+    server = await answering(answer)
+    await peer.links.ensure(victim.peer_id, [("127.0.0.1", server.port)])
+    size = 60 * 1024**2
+    peer.links.send(victim.peer_id, Hidden("s", 1, 0, False, "float32", (size // 4,), bytes(size)))
+    queued.set()
+    await peer.until(lambda: peer.downs == [victim.peer_id])
+
+    def connected():
+        return any(c.raddr and c.raddr.port == server.port for c in psutil.Process().net_connections("tcp"))
+
+    async with asyncio.timeout(DEADLINE_S):
+        while connected():  # noqa: ASYNC110 - nobody announces that the loop has closed a socket
+            await asyncio.sleep(0)
+    await server.close()
+
+
 async def test_a_peer_that_only_listens_is_dropped_after_the_heartbeat(start, raw):
     peer, stranger = await start(heartbeat_s=0.1), Identity.generate()
     socket = await raw.link(peer, stranger, autoping=False)

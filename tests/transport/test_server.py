@@ -39,7 +39,10 @@ async def test_an_address_that_cannot_be_had_is_named_with_the_flag():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"^cannot listen on 127.0.0.1:{port} .*--api-port$"):
+        with pytest.raises(
+            UsageError,
+            match=rf"^cannot listen on 127.0.0.1:{port} \(address already in use\): .* --api-port$",
+        ):
             await serve(web.Application(), "127.0.0.1", port, flag="--api-port")
     with pytest.raises(UsageError, match=r"^cannot listen on 127\.0\.0\.1:70000"):
         await serve(web.Application(), "127.0.0.1", 70000)
