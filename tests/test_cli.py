@@ -118,7 +118,9 @@ def test_no_peer_to_talk_to(command: str) -> None:
 def test_status_starts_in_well_under_a_second_without_torch() -> None:
     code = "import sys, p2pllm.cli; sys.argv = ['p2pllm', 'status', '--api', 'http://127.0.0.1:9'];"
     code += "p2pllm.cli.main(); print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert result.stdout.strip() == "False"
 
 
@@ -150,7 +152,15 @@ def test_a_bootstrap_node_that_comes_late_is_found(tmp_path: Path) -> None:
     node = Process(
         tmp_path,
         "node",
-        ["bootstrap/bootstrap.py", "--host", LOOPBACK, "--port", str(late), "--data-dir", str(tmp_path / "b")],
+        [
+            "bootstrap/bootstrap.py",
+            "--host",
+            LOOPBACK,
+            "--port",
+            str(late),
+            "--data-dir",
+            str(tmp_path / "b"),
+        ],
     )
     try:
         peer.event("bootstrap_joined")

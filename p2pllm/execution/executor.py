@@ -206,10 +206,12 @@ class Executor:
         for key in list(self._sessions):
             self.release(key)
         self._arrived.set()
-        if self._driver is not None:
-            await self._driver
-        await asyncio.wrap_future(self._worker.submit(lambda: None))  # whatever the thread still does is over
-        self._worker.shutdown()
+        try:
+            if self._driver is not None:
+                await self._driver
+        finally:
+            await asyncio.wrap_future(self._worker.submit(lambda: None))  # what the thread still does is over
+            self._worker.shutdown()
 
     async def _drive(self, stage: Stage) -> None:
         from .step import run_step

@@ -65,10 +65,11 @@ class StopScanner:
     def push(self, text: str) -> str:
         """Add text; returns what is certain to come before any stop string."""
         self._held += text
-        hits = [index for stop in self._stop if (index := self._held.find(stop)) >= 0]
+        hits = [(index + len(stop), index) for stop in self._stop if (index := self._held.find(stop)) >= 0]
         if hits:
+            # The one that is complete first, whatever the pieces in which the text came.
             self.found = True
-            return self._release(min(hits))
+            return self._release(min(hits)[1])
         undecided = max((_overlap(self._held, stop) for stop in self._stop), default=0)
         return self._release(len(self._held) - undecided)
 

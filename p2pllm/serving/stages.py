@@ -95,9 +95,15 @@ class Stages:
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Serve until cancelled; then every seat is closed and its KV freed."""
-        async with asyncio.TaskGroup() as self._tasks:
-            await asyncio.Event().wait()
+        """Serve until cancelled; then every seat is closed and its KV freed. Before and after, nobody gets
+        one.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
 
     def receive(self, sender: PeerId, message: Open | Work | Close | Renew) -> None:
         """Handle one frame. Frames from the wrong peer or for unknown sessions are dropped."""
@@ -122,7 +128,7 @@ class Stages:
     def _open(self, sender: PeerId, plan: Open) -> None:
         refusal = self._refusal(sender, plan)
         if refusal or self._tasks is None:
-            self._tell(sender, Opened(plan.session, plan.stage, False, refusal or "shutting down"))
+            self._tell(sender, Opened(plan.session, plan.stage, False, refusal or "this peer is not serving"))
             return
         seat = _Seat(entry=sender, plan=plan)
         self._seats[seat.key] = seat

@@ -116,7 +116,9 @@ class Links:
         done, _ = await asyncio.wait({dial}, timeout=timeout)
         if peer in self._links:
             return
-        failure = dial.result() if done and not dial.cancelled() else f"no answer within {timeout:g} s"
+        failure = f"no answer within {timeout:g} s"
+        if done and not dial.cancelled():
+            failure = dial.result() or "it hung up at once"
         raise LinkError(f"cannot reach peer {peer[:8]}: {failure}")
 
     async def accept(self, request: web.Request) -> web.WebSocketResponse:

@@ -1,8 +1,10 @@
-"""From the start of the processes to tokens: swarms of 1 and of 3 peers beside transformers' own ``generate``.
+"""From the start of the processes to tokens: swarms of 1 and of 3 peers beside transformers' own
+``generate``.
 
     python tests/bench/end_to_end.py [--tokens 128] [--rounds 3] [--json]
 
-Speeds on a shared machine drift, so compare the ratios: every round measures all of them, and medians are printed.
+Speeds on a shared machine drift, so compare the ratios: every round measures all of them, and medians are
+printed.
 """
 
 from __future__ import annotations

@@ -307,6 +307,23 @@ async def test_an_unexpected_failure_hurts_one_session(
         assert good.token == expected_tokens(tiny[1], PROMPT, GREEDY, 1)[0]
 
 
+async def test_a_bug_is_no_hang(tiny: tuple[Checkpoint, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the worker breaks in a way nobody foresaw, callers hear of it, and closing shows the traceback."""
+    from p2pllm.execution import step
+
+    before = set(threading.enumerate())
+    stage = Executor(tiny[0], 0, 4, dtype="float32", device="cpu", threads=1, kv_bytes=1 << 20)
+    await stage.load()
+    stage.reserve(("a", 0), start=0, end=4, tokens=32, sampling=GREEDY)
+    monkeypatch.setattr(step, "_inputs", lambda *_: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(SessionError):
+            await stage.run(("a", 0), 0, PROMPT, sample=True)
+    with pytest.raises(ZeroDivisionError):
+        await stage.close()
+    assert set(threading.enumerate()) == before
+
+
 async def test_stats_are_measured_from_the_start(tiny: tuple[Checkpoint, Any]) -> None:
     async with executor(tiny[0], 0, 2) as first, executor(tiny[0], 2, 4) as last:
         assert first.stats().layer_s > 0

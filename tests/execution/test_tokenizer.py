@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,6 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from p2pllm.errors import ModelError, RequestError
 from p2pllm.execution import ChatTokenizer, Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    from support.reference import Reference
 
 CHATS = [
     [{"role": "user", "content": "Why is the sky blue?"}],

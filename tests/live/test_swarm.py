@@ -20,7 +20,9 @@ from p2pllm.serving import api_client
 QUESTION = "Why is the sky blue?"
 
 
-async def test_every_peer_sees_the_same_swarm(idle_blocks: dict[str, int], three_peers: list[Process]) -> None:
+async def test_every_peer_sees_the_same_swarm(
+    idle_blocks: dict[str, int], three_peers: list[Process]
+) -> None:
     apis = [api_of(peer) for peer in three_peers]
     views = [await swarm_of(url) for url in apis]
     spans = {
@@ -54,7 +56,9 @@ async def test_a_client_that_goes_away_frees_the_cache_everywhere(
         async with aclosing(client.chat(chat("Count to a thousand."), max_tokens=2000)) as pieces:
             await anext(pieces)
             async with asyncio.timeout(10):
-                while not all(blocks < idle_blocks[peer] for peer, blocks in (await free_blocks(url)).items()):
+                while not all(
+                    blocks < idle_blocks[peer] for peer, blocks in (await free_blocks(url)).items()
+                ):
                     await asyncio.sleep(0.05)
     async with asyncio.timeout(10):
         while await free_blocks(url) != idle_blocks:
@@ -73,15 +77,25 @@ async def test_plain_answers_have_openai_s_shape(three_peers: list[Process], ref
             assert response.status == 200
             result = await response.json()
     (choice,) = result["choices"]
-    assert (result["object"], result["model"], choice["finish_reason"]) == ("chat.completion", model["id"], "length")
-    assert choice["message"] == {"role": "assistant", "content": reference.text(result["p2pllm"]["token_ids"])}
+    assert (result["object"], result["model"], choice["finish_reason"]) == (
+        "chat.completion",
+        model["id"],
+        "length",
+    )
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": reference.text(result["p2pllm"]["token_ids"]),
+    }
     prompt = len(reference.prompt(QUESTION))
     assert result["usage"] == {"prompt_tokens": prompt, "completion_tokens": 12, "total_tokens": prompt + 12}
 
 
 async def events_of(url: str, body: dict[str, Any]) -> list[str]:
     """The data of every server-sent event of a streamed answer."""
-    async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/chat/completions", json=body) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/v1/chat/completions", json=body) as response,
+    ):
         assert response.status == 200
         assert response.content_type == "text/event-stream"
         lines = (await response.text()).split("\n\n")
@@ -101,9 +115,9 @@ async def test_streams_have_openai_s_shape(three_peers: list[Process]) -> None:
     reasons = [event["choices"][0]["finish_reason"] for event in events[:-1]]
     assert reasons == [None] * (len(reasons) - 1) + ["stop"]
     text = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
-    assert text == (
-        "The answer to this question lies in the intricate dance of light and color. The"
-    ), "the published beginning of transformers' greedy answer, up to the stop string"
+    assert text == ("The answer to this question lies in the intricate dance of light and color. The"), (
+        "the published beginning of transformers' greedy answer, up to the stop string"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +125,11 @@ async def test_streams_have_openai_s_shape(three_peers: list[Process]) -> None:
     [
         ({"messages": []}, 400, None),
         ({"messages": [{"role": "user", "content": "x"}], "temperature": -1}, 400, None),
-        ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 10**6}, 400, "context_length_exceeded"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "max_tokens": 10**6},
+            400,
+            "context_length_exceeded",
+        ),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "context_length_exceeded"),
         ({"messages": [{"role": "user", "content": "x"}], "model": "other"}, 404, "not_found"),
     ],
@@ -120,7 +138,10 @@ async def test_errors_have_openai_s_shape(
     three_peers: list[Process], body: dict[str, Any], status: int, code: str | None
 ) -> None:
     url = api_of(three_peers[0])
-    async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/chat/completions", json=body) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/v1/chat/completions", json=body) as response,
+    ):
         assert response.status == status
         error = (await response.json())["error"]
     assert error["message"]
@@ -130,9 +151,10 @@ async def test_errors_have_openai_s_shape(
 async def test_content_may_come_in_parts_or_be_null(three_peers: list[Process], reference: Reference) -> None:
     url = api_of(three_peers[0])
     parts = [{"type": "text", "text": "Why is the "}, {"type": "text", "text": "sky blue?"}]
-    async with api_client(url) as client:
-        async with aclosing(client.chat([{"role": "user", "content": parts}], temperature=0, max_tokens=4)) as pieces:
-            text = "".join([piece async for piece in pieces if isinstance(piece, str)])
+    async with api_client(url) as client, aclosing(
+        client.chat([{"role": "user", "content": parts}], temperature=0, max_tokens=4)
+    ) as pieces:
+        text = "".join([piece async for piece in pieces if isinstance(piece, str)])
     assert text == "The answer to this"
     async with api_client(url) as client:
         empty = [{"role": "user", "content": None}]
@@ -154,7 +176,9 @@ async def test_kill_9_of_a_peer_with_a_second_holder(tmp_path: Path, reference: 
         async with api_client(url) as client:
             async with aclosing(client.chat(chat(QUESTION), temperature=0, max_tokens=32)) as pieces:
                 text = await anext(pieces)
-                running = {peer["peer"] for peer in (await swarm_of(url))["peers"] if peer["running"]} & set(victims)
+                running = {peer["peer"] for peer in (await swarm_of(url))["peers"] if peer["running"]} & set(
+                    victims
+                )
                 victim = running.pop() if running else (await swarm_of(url))["route"]["stages"][1]["peer"]
                 victims.pop(victim).kill()
                 async for piece in pieces:

@@ -45,5 +45,7 @@ def metrics_body(**changes: Any) -> MetricsBody:
     return replace(METRICS, **changes)
 
 
-def record(identity: Identity, body: Body, *, seq: int = 1, swarm: bytes = SWARM, ttl: float = 30.0) -> Record:
+def record(
+    identity: Identity, body: Body, *, seq: int = 1, swarm: bytes = SWARM, ttl: float = 30.0
+) -> Record:
     return open_record(seal(identity, body, swarm=swarm, seq=seq, ttl=ttl))

@@ -123,7 +123,7 @@ def address_of(node: DhtNode) -> Address:
 async def eventually(true: Callable[[], bool]) -> None:
     """Wait for what other nodes bring about; the deadline only bounds a failure."""
     async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110  sockets of others give no event to wait for
+        while not true():
             await asyncio.sleep(0.002)
 
 

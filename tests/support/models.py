@@ -31,5 +31,7 @@ def save_tiny_model(folder: Path) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     words = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>").save_pretrained(
+        folder
+    )
     return folder

@@ -49,7 +49,11 @@ class Process:
 
     def event(self, name: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Wait for the first log event of this name."""
-        wait_for(lambda: bool(self.events(name)) or self.popen.poll() is not None, deadline_s, f"{name} of {self.log}")
+        wait_for(
+            lambda: bool(self.events(name)) or self.popen.poll() is not None,
+            deadline_s,
+            f"{name} of {self.log}",
+        )
         events = self.events(name)
         assert events, f"{self.log.name} ended without {name}: {self.log.read_text()[-2000:]}"
         return events[0]
@@ -102,7 +106,15 @@ class Swarm:
         node = Process(
             self._folder,
             "bootstrap",
-            ["bootstrap/bootstrap.py", "--host", "127.0.0.1", "--port", "0", "--data-dir", str(self._folder / "b")],
+            [
+                "bootstrap/bootstrap.py",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+                "--data-dir",
+                str(self._folder / "b"),
+            ],
         )
         self.processes.append(node)
         return node.line("listening on ").removeprefix("listening on ")
@@ -116,7 +128,18 @@ class Swarm:
 
     def _peer(self, layers: str, dtype: str, more: Sequence[str]) -> Process:
         arguments = ["-m", "p2pllm", "--headless", "--log-json", "--bootstrap", self.bootstrap]
-        arguments += ["--host", "127.0.0.1", "--port", "0", "--api-port", "0", "--threads", "1", "--dtype", dtype]
+        arguments += [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--api-port",
+            "0",
+            "--threads",
+            "1",
+            "--dtype",
+            dtype,
+        ]
         arguments += ["--layers", layers, "--data-dir", str(self._folder / "peers"), *more]
         peer = Process(self._folder, f"peer-{next(self._numbers)}", arguments)
         self.processes.append(peer)

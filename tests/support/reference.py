@@ -13,8 +13,8 @@ from p2pllm.execution.gguf_file import GgufCheckpoint
 from p2pllm.execution.sampler import uniform
 
 NEAR_TIE = 1e-3
-"""In fp32 a greedy token may differ where its logit is this near the best, a sampled one where its uniform is this
-near a boundary: the order of a summation decides such ties."""
+"""In fp32 a greedy token may differ where its logit is this near the best, a sampled one where its uniform is
+this near a boundary: the order of a summation decides such ties."""
 
 
 class Reference:
@@ -47,19 +47,33 @@ class Reference:
             return self.model(torch.tensor([tokens])).logits[0]
 
     def check_greedy(self, prompt: str, tokens: list[int], *, limit: int) -> None:
-        """Each token is the best one after those before it, near ties aside, and the end is where it must be."""
+        """Each token is the best one after those before it, near ties aside, and the end is where it must
+        be.
+        """
         ids = self.prompt(prompt)
         rows = self.logits([*ids, *tokens])[len(ids) - 1 : -1]
         for position, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             best = row.max()
-            assert best - row[token] <= NEAR_TIE, f"token {position} is {token}, transformers has {row.argmax()}"
+            assert best - row[token] <= NEAR_TIE, (
+                f"token {position} is {token}, transformers has {row.argmax()}"
+            )
         ends = [position for position, token in enumerate(tokens) if token == self.tokenizer.eos_token_id]
         assert ends == [len(tokens) - 1] if len(tokens) < limit else ends in ([], [limit - 1])
 
     def check_sampled(
-        self, prompt: str, tokens: list[int], *, temperature: float, top_p: float, top_k: int, seed: int, **_: Any
+        self,
+        prompt: str,
+        tokens: list[int],
+        *,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+        **_: Any,
     ) -> None:
-        """Each token is where its uniform falls when the tokens that transformers' warpers keep are laid out by id."""
+        """Each token is where its uniform falls when the tokens that transformers' warpers keep are laid out
+        by id.
+        """
         ids = self.prompt(prompt)
         rows = self.logits([*ids, *tokens])[len(ids) - 1 : -1]
         warpers = LogitsProcessorList(

@@ -1,0 +1,405 @@
+"""Both sides of a session against each other, over a network and an executor that can be made to fail.
+
+The executor here is a stand-in whose next token is a plain function of all tokens so far, so what a session
+must say is known without torch; the real one is compared with transformers elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2pllm.errors import BusyError, LinkError, NoRouteError, RequestError, SessionError
+from p2pllm.execution import Activation, SamplingParams, StageOutput
+from p2pllm.scheduling import Chain, PeerId, Stage
+from p2pllm.serving.generation import Generation, Generator
+from p2pllm.serving.stages import Stages
+from p2pllm.transport import Close, Failed, Message, Open, Opened, Renew, Token, Tokens
+
+LAYERS = 6
+VOCABULARY = 97
+EOS = 96
+CONTEXT = 200
+A, B, C, D = (digit * 40 for digit in "abcd")
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """Never EOS by itself."""
+    return (sum((place + 1) * token for place, token in enumerate(tokens)) + len(tokens)) % (VOCABULARY - 1)
+
+
+def expected(prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class StandIn:
+    """Passes the tokens themselves along as hidden states."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+        self.open: dict[tuple[str, int], list[int]] = {}
+        self.full = False
+        self.fails_at: int | None = None
+
+    def reserve(self, key: tuple[str, int], **_: Any) -> None:
+        if self.full:
+            raise BusyError("KV cache is full")
+        self.open[key] = []
+
+    async def run(
+        self, key: tuple[str, int], position: int, inputs: list[int] | Activation, *, sample: bool
+    ) -> StageOutput:
+        await asyncio.sleep(0)
+        if isinstance(inputs, Activation):
+            inputs = list(struct.unpack(f"<{inputs.shape[0]}f", inputs.data))
+        tokens = self.open[key]
+        assert position <= len(tokens)
+        tokens[position:] = [int(token) for token in inputs]
+        if self.fails_at is not None and len(tokens) >= self.fails_at:
+            raise SessionError("the forward pass failed: out of memory")
+        if self.end < LAYERS:
+            data = struct.pack(f"<{len(inputs)}f", *inputs)
+            return StageOutput(Activation("float32", (len(inputs), 1), data), None)
+        return StageOutput(None, next_token(tokens) if sample else None)
+
+    def release(self, key: tuple[str, int]) -> None:
+        self.open.pop(key, None)
+
+
+class Network:
+    """Peers whose frames reach each other on the loop's next turn, unless one of them is down."""
+
+    def __init__(self, slices: dict[PeerId, tuple[int, int]]) -> None:
+        self.executors = {peer: StandIn(*span) for peer, span in slices.items()}
+        self.down: set[PeerId] = set()
+        self.sent: list[tuple[PeerId, PeerId, Message]] = []
+        self.tamper: Callable[[PeerId, Message], Message | None] = lambda _sender, message: message
+        self.stages = {
+            peer: Stages(
+                own=peer,
+                executor=executor,  # type: ignore[arg-type]
+                send=self.sender(peer),
+                connect=self.connector(peer),
+                changed=lambda: None,
+            )
+            for peer, executor in self.executors.items()
+        }
+        self.generators: dict[PeerId, Generator] = {}
+
+    def sender(self, source: PeerId) -> Callable[[PeerId, Message], None]:
+        def send(target: PeerId, message: Message) -> None:
+            if {source, target} & self.down:
+                raise LinkError(f"no link to peer {target[:8]}")
+            self.sent.append((source, target, message))
+            asyncio.get_running_loop().call_soon(self.deliver, source, target, message)
+
+        return send
+
+    def connector(self, source: PeerId) -> Callable[[PeerId], Any]:
+        async def connect(target: PeerId) -> None:
+            await asyncio.sleep(0)
+            if {source, target} & self.down:
+                raise LinkError("it does not answer")
+
+        return connect
+
+    def deliver(self, source: PeerId, target: PeerId, message: Message) -> None:
+        tampered = self.tamper(source, message)
+        if tampered is None or {source, target} & self.down:
+            return
+        entry = isinstance(tampered, Opened | Failed) or (
+            isinstance(tampered, Token) and tampered.stage == -1
+        )
+        if entry and target in self.generators:
+            self.generators[target].receive(source, tampered)  # type: ignore[arg-type]
+        elif not entry:
+            self.stages[target].receive(source, tampered)  # type: ignore[arg-type]
+
+    def kill(self, peer: PeerId) -> None:
+        self.down.add(peer)
+        for generator in self.generators.values():
+            generator.peer_down(peer)
+        for stages in self.stages.values():
+            stages.peer_down(peer)
+
+    def entry(self, peer: PeerId, *chains: Chain) -> Generator:
+        """An entry that tries these chains in order, less those through excluded peers."""
+
+        class Routes:
+            def chain(self, *, excluded: frozenset[PeerId], **_: Any) -> Chain:
+                for chain in chains:
+                    if not excluded & {stage.peer for stage in chain.stages}:
+                        return chain
+                raise NoRouteError(((0, LAYERS),))
+
+        self.generators[peer] = Generator(
+            own=peer,
+            router=Routes(),  # type: ignore[arg-type]
+            send=self.sender(peer),
+            connect=self.connector(peer),
+            ping=self.pinger(peer),
+            eos=frozenset({EOS}),
+            context=CONTEXT,
+            vocabulary=VOCABULARY,
+            rng=random.Random(0),
+        )
+        return self.generators[peer]
+
+    def pinger(self, source: PeerId) -> Callable[[PeerId], Any]:
+        async def ping(target: PeerId) -> float:
+            await self.connector(source)(target)
+            return 0.0
+
+        return ping
+
+    def idle(self) -> bool:
+        return not any(executor.open for executor in self.executors.values())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Network]:
+        tasks = [asyncio.create_task(stages.run()) for stages in self.stages.values()]
+        await asyncio.sleep(0)
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert self.idle(), "stopping frees everything"
+
+
+def chain(*stages: tuple[PeerId, int, int]) -> Chain:
+    return Chain(tuple(Stage(*stage) for stage in stages), 0.001)
+
+
+async def collect(generator: Generator, prompt: Sequence[int], count: int) -> list[int]:
+    request = Generation(tuple(prompt), GREEDY, count)
+    async with aclosing(generator.generate(request)) as stream:
+        events = [event async for event in stream]
+    assert [event.final for event in events[:-1]] == [""] * (len(events) - 1)
+    assert events[-1].final in ("stop", "length")
+    return [event.token for event in events]
+
+
+async def settled(network: Network) -> None:
+    async with asyncio.timeout(5):
+        while not network.idle():
+            await asyncio.sleep(0.001)
+
+
+PROMPTS = [[5], list(range(1, 40)), [7] * 150]
+CHAINS = [
+    chain((A, 0, 6)),
+    chain((A, 0, 2), (B, 2, 6)),
+    chain((B, 0, 1), (A, 1, 4), (C, 4, 6)),
+    chain((A, 0, 2), (B, 2, 3), (A, 3, 6)),
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+@pytest.mark.parametrize("stages", CHAINS, ids=lambda it: "-".join(stage.peer[0] for stage in it.stages))
+async def test_tokens_come_round_the_ring(stages: Chain, prompt: list[int]) -> None:
+    network = Network(dict.fromkeys((A, B, C, D), (0, 6)))
+    for executor in network.executors.values():
+        executor.run = every_stage_by_its_own_end(executor)  # type: ignore[method-assign]
+    async with network.running():
+        assert await collect(network.entry(D, stages), prompt, 20) == expected(prompt, 20)
+        await settled(network)
+        # The token goes from the last stage straight to the first; the entry sends none.
+        decoded = [
+            (source, target)
+            for source, target, message in network.sent
+            if isinstance(message, Token) and message.stage == 0
+        ]
+        assert decoded == [(stages.stages[-1].peer, stages.stages[0].peer)] * 19
+
+
+def every_stage_by_its_own_end(executor: StandIn) -> Callable[..., Any]:
+    """Peers here hold all layers and serve parts of them: what a run gives depends on the part."""
+    ends: dict[tuple[str, int], int] = {}
+    plain_run, plain_reserve = StandIn.run, executor.reserve
+
+    def reserve(key: tuple[str, int], *, end: int, **more: Any) -> None:
+        ends[key] = end
+        plain_reserve(key, **more)
+
+    executor.reserve = reserve  # type: ignore[method-assign]
+
+    async def run(key: tuple[str, int], *arguments: Any, **more: Any) -> StageOutput:
+        part = StandIn(executor.start, ends[key])
+        part.open = executor.open
+        return await plain_run(part, key, *arguments, **more)
+
+    return run
+
+
+async def test_eos_ends_the_answer() -> None:
+    network = Network({A: (0, 6)})
+
+    def to_eos(_sender: PeerId, message: Message) -> Message:
+        return replace(message, eos=(expected([5], 4)[-1],)) if isinstance(message, Open) else message
+
+    network.tamper = to_eos
+    async with network.running():
+        request = Generation((5,), GREEDY, 50)
+        events = [event async for event in network.entry(A, chain((A, 0, 6))).generate(request)]
+        await settled(network)
+    assert [event.token for event in events] == expected([5], 4)
+    assert events[-1].final == "stop"
+
+
+@pytest.mark.parametrize("lost", [A, B, C])
+async def test_a_lost_peer_is_routed_around_and_no_token_changes(lost: PeerId) -> None:
+    network = Network(
+        {A: (0, 2), B: (2, 4), C: (4, 6), "1" * 40: (0, 2), "2" * 40: (2, 4), "3" * 40: (4, 6), D: (0, 1)}
+    )
+    first = chain((A, 0, 2), (B, 2, 4), (C, 4, 6))
+    second = chain(("1" * 40, 0, 2), ("2" * 40, 2, 4), ("3" * 40, 4, 6))
+    tokens: list[int] = []
+    async with network.running():
+        generator = network.entry(D, first, second)
+        async with aclosing(generator.generate(Generation((3, 4), GREEDY, 30))) as stream:
+            async for event in stream:
+                tokens.append(event.token)
+                if len(tokens) == 11:
+                    network.kill(lost)
+        assert tokens == expected([3, 4], 30)
+        assert event.chain == second
+        network.executors[lost].open.clear()  # it is dead
+        await settled(network)
+
+
+async def test_a_refusal_is_tried_elsewhere_and_leaves_nothing_reserved() -> None:
+    network = Network({A: (0, 3), B: (3, 6), C: (3, 6)})
+    network.executors[B].full = True
+    async with network.running():
+        generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)), chain((A, 0, 3), (C, 3, 6)))
+        assert await collect(generator, [9], 5) == expected([9], 5)
+        await settled(network)
+        network.executors[C].full = True
+        with pytest.raises(BusyError, match="KV cache is full"):
+            await collect(generator, [9], 5)
+        await settled(network)
+
+
+async def test_a_stage_that_fails_says_why() -> None:
+    network = Network({A: (0, 3), B: (3, 6)})
+    network.executors[B].fails_at = 4
+    async with network.running():
+        with pytest.raises(NoRouteError, match="out of memory"):
+            await collect(network.entry(A, chain((A, 0, 3), (B, 3, 6))), [1, 2], 9)
+        await settled(network)
+
+
+async def test_closing_the_stream_frees_the_chain() -> None:
+    network = Network({A: (0, 3), B: (3, 6)})
+    async with network.running():
+        generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)))
+        async with aclosing(generator.generate(Generation((1,), GREEDY, 100))) as stream:
+            await anext(stream)
+            assert not network.idle()
+        await settled(network)
+
+
+async def test_a_session_ends_with_its_entry_and_with_its_lease() -> None:
+    network = Network({A: (0, 6), B: (0, 1)})
+    async with network.running():
+        plan = Open("s1", 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
+        network.sender(B)(A, plan)
+        network.sender(B)(A, replace(plan, session="s2", lease_s=0.05))
+        await asyncio.sleep(0.01)
+        assert len(network.executors[A].open) == 2
+        async with asyncio.timeout(5):
+            while len(network.executors[A].open) == 2:
+                await asyncio.sleep(0.01)
+        assert list(network.executors[A].open) == [("s1", 0)]
+        network.kill(B)
+        await settled(network)
+
+
+async def test_frames_from_the_wrong_peer_change_nothing() -> None:
+    network = Network({A: (0, 3), B: (3, 6), C: (0, 6)})
+    async with network.running():
+        generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)))
+        async with aclosing(generator.generate(Generation((1,), GREEDY, 40))) as stream:
+            tokens = [(await anext(stream)).token]
+            (session,) = {key[0] for key in network.executors[A].open}
+            strangers: list[Message] = [
+                Close(session),
+                Tokens(session, 0, 0, (9, 9), True),
+                Token(session, 0, 1, 5, ""),
+                Failed(session, 0, "nonsense"),
+                Token(session, -1, 1, 5, "stop"),
+                Opened(session, 1, False, "nonsense"),
+                Renew(session),
+            ]
+            for message in strangers:
+                network.sender(C)(A, message)
+                network.sender(C)(B, message)
+            tokens += [event.token async for event in stream]
+        assert tokens == expected([1], 40)
+        await settled(network)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"position": 0}, {"position": 10**6}, {"token": VOCABULARY}],
+    ids=["replayed", "far ahead", "not in the vocabulary"],
+)
+async def test_impossible_tokens_are_not_believed(change: dict[str, int]) -> None:
+    network = Network({A: (0, 3), B: (3, 6), C: (3, 6)})
+
+    def lie(sender: PeerId, message: Message) -> Message:
+        is_copy = isinstance(message, Token) and message.stage == -1
+        return replace(message, **change) if sender == B and is_copy else message  # type: ignore[arg-type]
+
+    network.tamper = lie
+    async with network.running():
+        generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)), chain((A, 0, 3), (C, 3, 6)))
+        assert await collect(generator, [2], 6) == expected([2], 6)
+        await settled(network)
+
+
+async def test_a_silent_stage_is_found_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pllm.serving.generation.SILENCE_S", 0.05)
+    network = Network({A: (0, 3), B: (3, 6), C: (3, 6)})
+    network.tamper = lambda sender, message: None if sender == B and isinstance(message, Token) else message
+
+    async with network.running():
+        generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)), chain((A, 0, 3), (C, 3, 6)))
+        task = asyncio.create_task(collect(generator, [2], 6))
+        await asyncio.sleep(0.2)
+        assert not task.done(), "a peer that answers pings is only slow"
+        network.down.add(B)  # now it does not
+        assert await task == expected([2], 6)
+        network.down.clear()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count", "says"),
+    [([], 5, "empty"), ([1] * CONTEXT, 1, "at most"), ([1] * 10, CONTEXT, "lower max_tokens")],
+)
+async def test_requests_that_can_never_succeed(prompt: list[int], count: int, says: str) -> None:
+    network = Network({A: (0, 6)})
+    async with network.running():
+        with pytest.raises(RequestError, match=says):
+            await collect(network.entry(A, chain((A, 0, 6))), prompt, count)
+        assert network.sent == []
+
+
+async def test_nobody_is_served_outside_of_run() -> None:
+    network = Network({A: (0, 6)})
+    generator = network.entry(A, chain((A, 0, 6)))
+    with pytest.raises(BusyError, match="not serving"):
+        await collect(generator, [1], 3)
