@@ -88,7 +88,8 @@ def test_rooms_use_only_what_a_package_names(path: Path) -> None:
             continue
         # What needs torch cannot be named by execution/__init__ without importing torch; it is imported
         # lazily.
-        assert parts[0] == "execution" and not at_import, f"{room} reaches into {'.'.join(parts)}"
+        is_lazy = parts[0] == "execution" and not at_import
+        assert is_lazy, f"{room} reaches into {'.'.join(parts)}"
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))

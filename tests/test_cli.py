@@ -124,13 +124,17 @@ def test_status_starts_in_well_under_a_second_without_torch() -> None:
     assert result.stdout.strip() == "False"
 
 
+def lone_peer(folder: Path, bootstrap: str) -> list[str]:
+    """A peer with one layer: it loads quickly."""
+    return ["-m", "p2pllm", *peer_flags(folder), "--log-json", "--layers", "29:30", "--bootstrap", bootstrap]
+
+
 def test_a_peer_keeps_trying_when_no_bootstrap_answers(tmp_path: Path) -> None:
     with taken(socket.SOCK_DGRAM) as port:
         peer = Process(
             tmp_path,
             "peer",
-            ["-m", "p2pllm", *peer_flags(tmp_path), "--log-json", "--layers", "29:30"]
-            + ["--bootstrap", f"{LOOPBACK}:{port},{LOOPBACK}:{port + 1}"],
+            lone_peer(tmp_path, f"{LOOPBACK}:{port},{LOOPBACK}:{port + 1}"),
         )
         try:
             said = peer.event("bootstrap_unreachable")
@@ -145,8 +149,7 @@ def test_a_bootstrap_node_that_comes_late_is_found(tmp_path: Path) -> None:
         peer = Process(
             tmp_path,
             "peer",
-            ["-m", "p2pllm", *peer_flags(tmp_path), "--log-json", "--layers", "29:30"]
-            + ["--bootstrap", f"{LOOPBACK}:{dead},{LOOPBACK}:{late}"],
+            lone_peer(tmp_path, f"{LOOPBACK}:{dead},{LOOPBACK}:{late}"),
         )
         peer.event("bootstrap_unreachable")
     node = Process(

@@ -4,11 +4,18 @@ Importing it does not import torch; that happens when an `Executor` loads, a `Ch
 device is chosen.
 """
 
-from .checkpoint import Checkpoint, TensorInfo, open_checkpoint
-from .executor import Executor
-from .hardware import Hardware, choose_device, default_dtype, default_kv_bytes, default_threads, probe
-from .tokenizer import ChatTokenizer, TextDecoder
-from .types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
+from p2pllm.execution.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from p2pllm.execution.executor import Executor
+from p2pllm.execution.hardware import (
+    Hardware,
+    choose_device,
+    default_dtype,
+    default_kv_bytes,
+    default_threads,
+    probe,
+)
+from p2pllm.execution.tokenizer import ChatTokenizer, TextDecoder
+from p2pllm.execution.types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
 
 __all__ = [
     "DTYPES",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .kv import SessionCache
+from p2pllm.execution.kv import SessionCache
 
 __all__ = ["Ragged", "Segment", "attend"]
 

@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from ..errors import ModelError
-from .types import DTYPES
+from p2pllm.errors import ModelError
+from p2pllm.execution.types import DTYPES
 
 __all__ = ["Checkpoint", "Role", "TensorInfo", "open_checkpoint", "role_of"]
 
@@ -152,9 +152,9 @@ def open_checkpoint(model: str) -> Checkpoint:
 
     Raises `ModelError` with what to do when there is no such model or its files are not understood.
     """
-    from .gguf_file import GgufCheckpoint
-    from .hub import hub_files
-    from .safetensors_files import LocalFiles, SafetensorsCheckpoint
+    from p2pllm.execution.gguf_file import GgufCheckpoint
+    from p2pllm.execution.hub import hub_files
+    from p2pllm.execution.safetensors_files import LocalFiles, SafetensorsCheckpoint
 
     if model == "embedded":
         return GgufCheckpoint(_embedded_file(), name="SmolLM2-135M-Instruct")

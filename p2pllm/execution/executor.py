@@ -15,16 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import BusyError, ModelError, P2PLLMError, RequestError, SessionError
-from .checkpoint import Checkpoint
-from .kv import BLOCK_TOKENS, KvPool, SessionCache, blocks_for
-from .meter import Meter
-from .types import Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
-from .validation import check_hidden, check_sampling, check_tokens
-from .work import Outcome, StepTimes, Work
+from p2pllm.errors import BusyError, ModelError, P2PLLMError, RequestError, SessionError
+from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.kv import BLOCK_TOKENS, KvPool, SessionCache, blocks_for
+from p2pllm.execution.meter import Meter
+from p2pllm.execution.types import Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
+from p2pllm.execution.validation import check_hidden, check_sampling, check_tokens
+from p2pllm.execution.work import Outcome, StepTimes, Work
 
 if TYPE_CHECKING:
-    from .stage import Stage
+    from p2pllm.execution.stage import Stage
 
 __all__ = ["Executor"]
 
@@ -214,7 +214,7 @@ class Executor:
             self._worker.shutdown()
 
     async def _drive(self, stage: Stage) -> None:
-        from .step import run_step
+        from p2pllm.execution.step import run_step
 
         loop = asyncio.get_running_loop()
         try:
@@ -277,8 +277,8 @@ class Executor:
         """On the worker thread: load and measure. Returns the stage, its times, the bytes of a KV block."""
         import torch
 
-        from .loader import load_stage
-        from .step import measure
+        from p2pllm.execution.loader import load_stage
+        from p2pllm.execution.step import measure
 
         torch.set_num_threads(self._threads)
         stage = load_stage(

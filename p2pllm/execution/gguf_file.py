@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ModelError
-from .checkpoint import Checkpoint, TensorInfo, role_of
+from p2pllm.errors import ModelError
+from p2pllm.execution.checkpoint import Checkpoint, TensorInfo, role_of
 
 __all__ = ["GgufCheckpoint"]
 

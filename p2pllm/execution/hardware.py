@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ..errors import UsageError
+from p2pllm.errors import UsageError
 
 if TYPE_CHECKING:
     import torch

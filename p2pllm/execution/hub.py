@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ModelError
-from .safetensors_files import Files, LocalFiles
+from p2pllm.errors import ModelError
+from p2pllm.execution.safetensors_files import Files, LocalFiles
 
 __all__ = ["hub_files"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import BusyError
+from p2pllm.errors import BusyError
 
 if TYPE_CHECKING:
     from torch import Tensor

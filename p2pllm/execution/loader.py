@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ModelError
-from .architecture import SlicedModel, WeightUnit, build_model, model_config, weight_units
-from .checkpoint import Checkpoint
-from .selfcheck import check_architecture
-from .stage import Stage
+from p2pllm.errors import ModelError
+from p2pllm.execution.architecture import SlicedModel, WeightUnit, build_model, model_config, weight_units
+from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.selfcheck import check_architecture
+from p2pllm.execution.stage import Stage
 
 __all__ = ["load_stage"]
 

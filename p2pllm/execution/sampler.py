@@ -10,8 +10,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from ..errors import SessionError
-from .types import SamplingParams
+from p2pllm.errors import SessionError
+from p2pllm.execution.types import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor

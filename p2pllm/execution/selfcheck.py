@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from ..errors import ModelError
-from .architecture import SlicedModel, build_model
-from .attention import Segment
-from .kv import SessionCache
-from .stage import Stage
+from p2pllm.errors import ModelError
+from p2pllm.execution.architecture import SlicedModel, build_model
+from p2pllm.execution.attention import Segment
+from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.stage import Stage
 
 __all__ = ["check_architecture"]
 

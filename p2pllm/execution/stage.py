@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .architecture import SlicedModel
-from .attention import Ragged, Segment
+from p2pllm.execution.architecture import SlicedModel
+from p2pllm.execution.attention import Ragged, Segment
 
 __all__ = ["Stage"]
 

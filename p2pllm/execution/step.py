@@ -10,13 +10,13 @@ import structlog
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, P2PLLMError, RequestError, SessionError
-from .attention import Segment
-from .kv import BLOCK_TOKENS, SessionCache
-from .sampler import sample, uniform
-from .stage import Stage
-from .types import DTYPES, Activation, SamplingParams, StageOutput
-from .work import Outcome, StepTimes, Work
+from p2pllm.errors import ModelError, P2PLLMError, RequestError, SessionError
+from p2pllm.execution.attention import Segment
+from p2pllm.execution.kv import BLOCK_TOKENS, SessionCache
+from p2pllm.execution.sampler import sample, uniform
+from p2pllm.execution.stage import Stage
+from p2pllm.execution.types import DTYPES, Activation, SamplingParams, StageOutput
+from p2pllm.execution.work import Outcome, StepTimes, Work
 
 __all__ = ["measure", "run_step"]
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import ModelError, RequestError
-from .checkpoint import Checkpoint
+from p2pllm.errors import ModelError, RequestError
+from p2pllm.execution.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -117,7 +117,7 @@ class TextDecoder:
 
 
 def _from_gguf(checkpoint: Checkpoint) -> tuple[PreTrainedTokenizerBase, set[int]]:
-    from .architecture import gguf_tokenizer
+    from p2pllm.execution.architecture import gguf_tokenizer
 
     ends = (checkpoint.config.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
     return gguf_tokenizer(checkpoint.config), {end for end in ends if end is not None}

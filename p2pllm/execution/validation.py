@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..errors import RequestError
-from .checkpoint import Checkpoint
-from .types import DTYPES, Activation, SamplingParams
+from p2pllm.errors import RequestError
+from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.types import DTYPES, Activation, SamplingParams
 
 __all__ = ["check_hidden", "check_sampling", "check_tokens"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import P2PLLMError
-from .kv import SessionCache
-from .types import Activation, SamplingParams, StageOutput
+from p2pllm.errors import P2PLLMError
+from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.types import Activation, SamplingParams, StageOutput
 
 __all__ = ["Outcome", "StepTimes", "Work"]
 

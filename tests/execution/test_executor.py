@@ -58,7 +58,7 @@ def expected_tokens(whole: Any, prompt: list[int], params: SamplingParams, count
 async def wait_until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until ``condition`` holds; each turn is one step of whatever else runs on it."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  # the executor has no event for what a test wants to see
+        while not condition():  # the executor has no event for what a test wants to see
             await asyncio.sleep(0)
 
 

@@ -20,6 +20,11 @@ from p2pllm.serving import api_client
 QUESTION = "Why is the sky blue?"
 
 
+async def busy(url: str, idle: dict[str, int]) -> set[str]:
+    """Peers that have given KV blocks away since they were idle."""
+    return {peer for peer, blocks in (await free_blocks(url)).items() if blocks < idle.get(peer, 0)}
+
+
 async def test_every_peer_sees_the_same_swarm(
     idle_blocks: dict[str, int], three_peers: list[Process]
 ) -> None:
@@ -52,14 +57,12 @@ async def test_a_client_that_goes_away_frees_the_cache_everywhere(
     idle_blocks: dict[str, int], three_peers: list[Process]
 ) -> None:
     url = api_of(three_peers[1])
-    async with api_client(url) as client:
-        async with aclosing(client.chat(chat("Count to a thousand."), max_tokens=2000)) as pieces:
-            await anext(pieces)
-            async with asyncio.timeout(10):
-                while not all(
-                    blocks < idle_blocks[peer] for peer, blocks in (await free_blocks(url)).items()
-                ):
-                    await asyncio.sleep(0.05)
+    request = chat("Count to a thousand.")
+    async with api_client(url) as client, aclosing(client.chat(request, max_tokens=2000)) as pieces:
+        await anext(pieces)
+        async with asyncio.timeout(10):
+            while len(await busy(url, idle_blocks)) < 3:
+                await asyncio.sleep(0.05)
     async with asyncio.timeout(10):
         while await free_blocks(url) != idle_blocks:
             await asyncio.sleep(0.05)
@@ -151,9 +154,10 @@ async def test_errors_have_openai_s_shape(
 async def test_content_may_come_in_parts_or_be_null(three_peers: list[Process], reference: Reference) -> None:
     url = api_of(three_peers[0])
     parts = [{"type": "text", "text": "Why is the "}, {"type": "text", "text": "sky blue?"}]
-    async with api_client(url) as client, aclosing(
-        client.chat([{"role": "user", "content": parts}], temperature=0, max_tokens=4)
-    ) as pieces:
+    async with (
+        api_client(url) as client,
+        aclosing(client.chat([{"role": "user", "content": parts}], temperature=0, max_tokens=4)) as pieces,
+    ):
         text = "".join([piece async for piece in pieces if isinstance(piece, str)])
     assert text == "The answer to this"
     async with api_client(url) as client:
@@ -172,21 +176,22 @@ async def test_kill_9_of_a_peer_with_a_second_holder(tmp_path: Path, reference: 
                 await asyncio.sleep(0.05)
         victims = {peer.event("peer_listening")["peer"]: peer for peer in (second, third)}
         # Killed in the middle of an answer: the entry goes on over the other holder, and no token changes.
-        tokens: list[int] = []
-        async with api_client(url) as client:
-            async with aclosing(client.chat(chat(QUESTION), temperature=0, max_tokens=32)) as pieces:
-                text = await anext(pieces)
-                running = {peer["peer"] for peer in (await swarm_of(url))["peers"] if peer["running"]} & set(
-                    victims
-                )
-                victim = running.pop() if running else (await swarm_of(url))["route"]["stages"][1]["peer"]
-                victims.pop(victim).kill()
-                async for piece in pieces:
-                    if isinstance(piece, str):
-                        text += piece
-                    else:
-                        tokens = piece.token_ids
-        reference.check_greedy(QUESTION, tokens, limit=32)
+        idle = await free_blocks(url)
+        text, tokens = "", list[int]()
+        options = {"temperature": 0, "max_tokens": 48}
+        async with api_client(url) as client, aclosing(client.chat(chat(QUESTION), **options)) as pieces:
+            text += await anext(pieces)
+            async with asyncio.timeout(10):
+                while not (used := await busy(url, idle) & set(victims)):
+                    await asyncio.sleep(0.01)
+            victims.pop(used.pop()).kill()
+            async for piece in pieces:
+                if isinstance(piece, str):
+                    text += piece
+                else:
+                    tokens = piece.token_ids
+        assert first.events("session_rerouted")
+        reference.check_greedy(QUESTION, tokens, limit=48)
         assert text == reference.text(tokens)
         # The next request answers at once, though the records of the dead peer still live.
         _, figures = await answer(url, QUESTION, temperature=0, max_tokens=8)

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from ...errors import ModelError
-from ..attention import Ragged, attend
-from ..checkpoint import Checkpoint
-from .gguf import gguf_arguments
+from p2pllm.errors import ModelError
+from p2pllm.execution.architecture.gguf import gguf_arguments
+from p2pllm.execution.attention import Ragged, attend
+from p2pllm.execution.checkpoint import Checkpoint
 
 __all__ = ["SlicedModel", "build_model", "model_config"]
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..checkpoint import Checkpoint
-from .gguf import gguf_arguments
+from p2pllm.execution.architecture.gguf import gguf_arguments
+from p2pllm.execution.checkpoint import Checkpoint
 
 __all__ = ["WeightUnit", "weight_units"]
 
