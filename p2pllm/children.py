@@ -136,14 +136,20 @@ class Children:
         self, name: str, command: Sequence[str], *, on_event: Callable[[Event], None] = lambda _event: None
     ) -> Child:
         """Start a process, in a session of its own, so that Ctrl-C reaches only us."""
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            limit=MAX_LINE,
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                limit=MAX_LINE,
+            )
         )
-        child = Child(name, process, on_event, self._echo)
-        self._children.append(child)
+        try:
+            await asyncio.shield(spawning)
+        finally:
+            # Cancelled in the middle of the call, the process exists all the same and must be known.
+            child = Child(name, await spawning, on_event, self._echo)
+            self._children.append(child)
         return child

@@ -23,6 +23,7 @@ from p2pllm.config import (
     default_data_dir,
     parse_addresses,
     parse_layers,
+    parse_region,
     parse_size,
 )
 from p2pllm.errors import P2PLLMError, UsageError
@@ -174,7 +175,10 @@ def _add_up(commands: Any) -> None:
         help="serve a model that the network behind --bootstrap does not serve yet, beside the ones it does",
     )
     parser.add_argument(
-        "--region", default="default", help="name of the place; peers near each other share it"
+        "--region",
+        type=_typed(parse_region),
+        default="default",
+        help="name of the place; peers near each other share it",
     )
     parser.add_argument("--host", default="0.0.0.0", help="address for links (TCP) and the DHT (UDP)")  # noqa: S104
     parser.add_argument(

@@ -19,6 +19,7 @@ __all__ = [
     "parse_address",
     "parse_addresses",
     "parse_layers",
+    "parse_region",
     "parse_size",
 ]
 
@@ -33,6 +34,9 @@ LINK_PORT = 7600
 
 PORT_TRIES = 100
 """How many ports from a default on are tried before giving up."""
+
+MAX_REGION = 64
+"""Bytes in the name of a region."""
 
 _UNITS = {
     "": 1,
@@ -101,6 +105,13 @@ def parse_layers(text: str) -> tuple[int, int]:
             f"{text!r} is not a layer range: write --layers start:end, for example 0:10 for the first ten"
         )
     return int(start), int(end)
+
+
+def parse_region(text: str) -> str:
+    """The name of a region, as records can carry it. Raises UsageError."""
+    if not text.isprintable() or not 1 <= len(text.encode()) <= MAX_REGION:
+        raise UsageError(f"{text!r} is no name for a region: use 1 to {MAX_REGION} printable characters")
+    return text
 
 
 def parse_size(text: str) -> int:

@@ -168,12 +168,17 @@ async def _start(demo: Demo, folder: Path, children: Children, console: Console)
             )
             for number in range(demo.peers)
         ]
-        async with asyncio.timeout(START_DEADLINE_S):
-            urls = [str((await peer.event("api_listening"))["url"]) for peer in peers]
-            for peer in peers:
-                await peer.event("ready")
-            progress.update(step, description="waiting for the peers to find each other")
-            await _wait_until_ready(urls[0], peers)
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                urls = [str((await peer.event("api_listening"))["url"]) for peer in peers]
+                for peer in peers:
+                    await peer.event("ready")
+                progress.update(step, description="waiting for the peers to find each other")
+                await _wait_until_ready(urls[0], peers)
+        except TimeoutError:
+            raise P2PLLMError(
+                f"the swarm was not ready after {START_DEADLINE_S:.0f} s; --debug shows what the peers log"
+            ) from None
     return urls[0]
 
 
@@ -191,8 +196,7 @@ async def _start_bootstrap(folder: Path, children: Children) -> str:
         )
     command = [sys.executable, str(BOOTSTRAP_SCRIPT), "--host", LOOPBACK, "--port", "0", "--log-json"]
     child = await children.start("the bootstrap node", [*command, "--data-dir", str(folder / "bootstrap")])
-    async with asyncio.timeout(START_DEADLINE_S):
-        return (await child.line("listening on ")).removeprefix("listening on ")
+    return (await child.line("listening on ")).removeprefix("listening on ")
 
 
 def _peer_command(

@@ -44,6 +44,8 @@ from p2pllm.transport import (
 __all__ = ["run_peer"]
 
 GOODBYE_S = 1.0
+MAX_NAME = 96
+"""Characters of a name in a record."""
 
 log = structlog.get_logger()
 
@@ -118,7 +120,7 @@ class Peer:
         self._links = Links(identity, self._swarm, on_message=self._receive, on_down=self._peer_down)
         self._dht = DhtNode(identity, rng=self._rng)
         self._prober = Prober(self._links)
-        model = SwarmBody(checkpoint.name, checkpoint.fingerprint, checkpoint.layers)
+        model = SwarmBody(checkpoint.name[:MAX_NAME], checkpoint.fingerprint, checkpoint.layers)
         self._publisher = Publisher(
             identity=identity,
             dht=self._dht,
@@ -275,7 +277,7 @@ class Peer:
         return PeerBody(
             addresses=self._addresses,
             region=self._config.region,
-            hardware=machine.name,
+            hardware=machine.name[:MAX_NAME],
             memory_bytes=machine.memory_bytes,
             flops=machine.flops,
             bandwidth=machine.bandwidth,
@@ -343,7 +345,8 @@ async def _first_free(given: int | None, default: int, take: Callable[[int], Awa
         try:
             return await take(port)
         except UsageError:
-            log.info("port_taken", port=port, next=port + 1)
+            if port:
+                log.info("port_taken", port=port, next=port + 1)
     return await take(last)
 
 

@@ -30,6 +30,7 @@ __all__ = ["Executor"]
 
 _MAX_WAITING = 1024
 """Runs that may wait at once; entries are not trusted to hold back."""
+_GROW_TOKENS = 256
 _SPEED_HALF_LIFE = 30.0
 _WAIT_HALF_LIFE = 5.0
 _WARM_UP_STEPS = 5
@@ -269,6 +270,9 @@ class Executor:
         layers = session.end - session.start
         more = blocks_for(tokens, layers) - session.blocks
         if more > 0:
+            # Some way ahead while there is room: the cache is copied each time it grows.
+            ahead = blocks_for(min(tokens + _GROW_TOKENS, self.checkpoint.context), layers) - session.blocks
+            more = ahead if ahead <= self._pool.free else more
             self._pool.take(more)
             session.blocks += more
             session.cache.capacity = session.blocks // layers * BLOCK_TOKENS

@@ -233,13 +233,8 @@ class Generator:
 
     async def _open(self, session: _Session, request: Generation, known: tuple[int, ...]) -> None:
         stages = tuple((stage.peer, stage.start, stage.end) for stage in session.chain.stages)
-        for index, (peer, _, _) in enumerate(stages):
-            try:
-                await self._connect(peer)
-            except LinkError as error:
-                raise _StageLostError(
-                    frozenset({peer}), f"peer {peer[:8]} cannot be reached: {error}"
-                ) from error
+        await self._reach(sorted(session.peers))
+        for index in range(len(stages)):
             plan = Open(
                 session=session.id,
                 stage=index,
@@ -271,6 +266,21 @@ class Generator:
             if not answer.ok:
                 peer = stages[answer.stage][0]
                 raise _StageLostError(frozenset({peer}), f"{peer[:8]} refused: {answer.reason}", busy=True)
+
+    async def _reach(self, peers: Sequence[PeerId]) -> None:
+        """Bring up the links to all of them at once."""
+
+        async def problem(peer: PeerId) -> str:
+            try:
+                await self._connect(peer)
+            except LinkError as error:
+                return str(error)
+            return ""
+
+        problems = dict(zip(peers, await asyncio.gather(*map(problem, peers)), strict=True))
+        unreached = frozenset(peer for peer in peers if problems[peer])
+        if unreached:
+            raise _StageLostError(unreached, "; ".join(filter(None, problems.values())))
 
     def _tell(self, session: _Session, stage: int, message: Message) -> None:
         peer = session.chain.stages[stage].peer
