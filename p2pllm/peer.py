@@ -26,7 +26,7 @@ from p2pllm.identity import Identity, hold_identity
 from p2pllm.machine import Machine, model_size, survey
 from p2pllm.records import MetricsBody, PeerBody, Span, SpanState, SwarmBody, swarm_id
 from p2pllm.scheduling import Chain, Fit, ModelSize, PeerId, capacity, fit_slice
-from p2pllm.serving import Api, Completer, Generator, Router, Stages, chain_json, swarm_json
+from p2pllm.serving import Api, Completer, Generator, Network, Router, Stages, chain_json, swarm_json
 from p2pllm.swarm import Membership, Prober, Publisher, View
 from p2pllm.transport import (
     LINK_PATH,
@@ -231,16 +231,16 @@ class Peer:
         began = time.monotonic()
         tokenizer = await asyncio.to_thread(ChatTokenizer, self._checkpoint)
         await self._executor.load(_progress_log())
-        self._generator = Generator(
+        network = Network(
             own=self._own,
-            router=self._router,
             send=self._links.send,
             connect=self._connect,
             ping=self._links.ping,
             eos=tokenizer.eos_ids,
-            context=self._checkpoint.context,
             vocabulary=self._checkpoint.vocabulary,
-            rng=self._rng,
+        )
+        self._generator = Generator(
+            router=self._router, network=network, context=self._checkpoint.context, rng=self._rng
         )
         self._api.completer = Completer(tokenizer, self._generator)
         self._state = "ready"

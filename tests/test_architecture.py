@@ -33,7 +33,8 @@ BELOW: dict[str, set[str]] = {
     "demo": {"serving", "execution", "scheduling", "children"} | LEAVES,
     "peer": {"serving", "swarm", "transport", "dht", "execution", "scheduling", "addresses", "machine"}
     | LEAVES,
-    "cli": {"peer", "demo", "terminal", "config", "errors", "logs", "__init__"},
+    "flags": {"config", "errors", "__init__"},
+    "cli": {"peer", "demo", "terminal", "flags", "config", "errors", "logs"},
     "__main__": {"cli"},
 }
 ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}

@@ -4,7 +4,7 @@ Importing it does not import torch; that happens when an `Executor` loads, a `Ch
 device is chosen.
 """
 
-from p2pllm.execution.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from p2pllm.execution.checkpoint import Checkpoint, TensorInfo
 from p2pllm.execution.executor import Executor
 from p2pllm.execution.hardware import (
     Hardware,
@@ -14,6 +14,7 @@ from p2pllm.execution.hardware import (
     default_threads,
     probe,
 )
+from p2pllm.execution.sources import open_checkpoint
 from p2pllm.execution.tokenizer import ChatTokenizer, TextDecoder
 from p2pllm.execution.types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
 

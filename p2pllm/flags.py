@@ -1,0 +1,221 @@
+"""The flags of every command, with their help. Parsing only: nothing here does anything."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from p2pllm import __version__
+from p2pllm.config import (
+    API_PORT,
+    LINK_PORT,
+    default_data_dir,
+    parse_addresses,
+    parse_layers,
+    parse_region,
+    parse_size,
+)
+from p2pllm.errors import UsageError
+
+__all__ = ["COMMANDS", "make_parser"]
+
+COMMANDS = ("up", "demo", "chat", "status")
+DEFAULT_API = f"http://127.0.0.1:{API_PORT}"
+
+EPILOG = f"""\
+examples:
+  python -m p2pllm                                          start a new swarm with the embedded model
+  python -m p2pllm --bootstrap 192.0.2.1:{LINK_PORT} --layers 0:16   join one and serve its first 16 layers
+  python -m p2pllm demo "Why is the sky blue?"              a whole swarm on this machine, one answer
+  python -m p2pllm status                                   who serves what
+
+flags of a command: python -m p2pllm COMMAND --help
+exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage
+"""
+
+
+class _Help(argparse.HelpFormatter):
+    """Names the default of a flag where it has one and the help does not."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        plain = action.default in (None, False, argparse.SUPPRESS, ())
+        if plain or action.help is None or "default" in action.help:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; ``command`` of what it parses names one of COMMANDS."""
+    parser = argparse.ArgumentParser(
+        prog="p2pllm",
+        description="A swarm of unlike machines that serves one language model, with no coordinator.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"p2pllm {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    _add_up(commands)
+    _add_demo(commands)
+    _add_chat(commands)
+    _add_status(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, summary: str, detail: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=detail, formatter_class=_Help
+    )
+    parser.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
+    return parser
+
+
+def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Our parsers' errors in the form that argparse reports as wrong usage."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise UsageError(f"{text!r} is not a port: write a number up to 65535, 0 for any free one")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default="embedded",
+        help="a Hugging Face directory, a GGUF file, a hub id (owner/name), "
+        "or 'embedded' (SmolLM2-135M-Instruct)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of weights and activations; default: bfloat16 where the hardware has it, else float32",
+    )
+    parser.add_argument(
+        "--threads", type=_typed(_positive), help="torch threads; default: cores ÷ peers on this machine"
+    )
+
+
+def _add_up(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "up",
+        "run a peer (the default command)",
+        "Run a peer: join a swarm, serve layers, and open the chat when stdin is a terminal.",
+    )
+    _add_model_flags(parser)
+    parser.add_argument(
+        "--bootstrap",
+        type=_typed(parse_addresses),
+        default=(),
+        metavar="H:P[,H:P]",
+        help="peers or bootstrap nodes to join through; without it a new swarm starts",
+    )
+    parser.add_argument(
+        "--new-swarm",
+        action="store_true",
+        help="serve a model that the network behind --bootstrap does not serve yet, beside the ones it does",
+    )
+    parser.add_argument(
+        "--region",
+        type=_typed(parse_region),
+        default="default",
+        help="name of the place; peers near each other share it",
+    )
+    parser.add_argument("--host", default="0.0.0.0", help="address for links (TCP) and the DHT (UDP)")  # noqa: S104
+    parser.add_argument(
+        "--port", type=_typed(_port), help=f"port for both; default: the first free one from {LINK_PORT} on"
+    )
+    parser.add_argument(
+        "--advertise",
+        type=lambda text: tuple(part for part in text.split(",") if part),
+        default=(),
+        metavar="A[,A]",
+        help="host or host:port under which others reach this peer; default: found out",
+    )
+    parser.add_argument("--api-host", default="127.0.0.1", help="address of the HTTP API")
+    parser.add_argument(
+        "--api-port",
+        type=_typed(_port),
+        help=f"port of the API; default: the first free one from {API_PORT} on",
+    )
+    parser.add_argument(
+        "--api-open", action="store_true", help="allow an --api-host that other machines can reach"
+    )
+    parser.add_argument(
+        "--memory",
+        type=_typed(parse_size),
+        metavar="SIZE",
+        help="memory to offer, as 8GiB; default: what is free",
+    )
+    parser.add_argument(
+        "--layers",
+        type=_typed(parse_layers),
+        metavar="A:B",
+        help="decoder layers to serve, the end not included; default: the whole model",
+    )
+    parser.add_argument("--device", help="cpu, mps, cuda, cuda:1, …; default: the best one")
+    parser.add_argument("--headless", action="store_true", help="no chat, even on a terminal")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=default_data_dir(),
+        metavar="DIR",
+        help="where identity and logs live",
+    )
+    parser.add_argument("--log-json", action="store_true", help="one JSON object a line")
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "demo",
+        "a whole swarm of processes on this machine",
+        "Start a bootstrap node and several peers on loopback, each its own process, and chat with them; "
+        "or answer PROMPT and exit.",
+    )
+    parser.add_argument("prompt", nargs="?", help="answer this and exit")
+    parser.add_argument("--peers", type=_typed(_positive), default=3, help="peers that share the layers")
+    parser.add_argument("--regions", type=_typed(_positive), default=2, help="regions they are spread over")
+    parser.add_argument("--max-tokens", type=_typed(_positive), default=256, help="longest answer to PROMPT")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling, when the temperature is above 0")
+    parser.add_argument("--json", action="store_true", help="the answer as JSON, last line of stdout")
+    _add_model_flags(parser)
+
+
+def _add_chat(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "chat",
+        "chat with a running peer",
+        "Open the chat against a peer that is already running.",
+    )
+    parser.add_argument("--api", default=DEFAULT_API, metavar="URL", help="of the peer's API")
+
+
+def _add_status(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "status",
+        "show the swarm",
+        "Show who serves which layers, as a running peer sees it.",
+    )
+    parser.add_argument("--api", default=DEFAULT_API, metavar="URL", help="of the peer's API")
+    parser.add_argument("--json", action="store_true", help="everything the peer knows, as JSON")

@@ -1,0 +1,70 @@
+"""Reading what a stranger packed: every field is checked for type and limits before anybody uses it."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from p2pllm.errors import RecordError
+
+__all__ = ["MAX_INT", "Fields"]
+
+MAX_INT = 2**63 - 1
+
+
+class Fields:
+    """Reads the fields of a list that a stranger sent, in order; RecordError at the first that is wrong."""
+
+    def __init__(self, packed: object, length: int) -> None:
+        if not isinstance(packed, list) or len(packed) != length:
+            raise RecordError(f"a record has something else where {length} fields belong")
+        self._rest = iter(cast(list[object], packed))
+
+    def next(self) -> object:
+        """The next field, whatever it is."""
+        return next(self._rest)
+
+    def items(self, limit: int) -> list[object]:
+        """A list of at most ``limit`` items."""
+        value = self.next()
+        if not isinstance(value, list) or len(value) > limit:
+            raise RecordError(f"a record has something else where at most {limit} items belong")
+        return value
+
+    def octets(self, length: int) -> bytes:
+        """Exactly ``length`` bytes."""
+        value = self.next()
+        if not isinstance(value, bytes) or len(value) != length:
+            raise RecordError(f"a record has something else where {length} bytes belong")
+        return value
+
+    def text(self, limit: int) -> str:
+        """At most ``limit`` printable characters."""
+        value = self.next()
+        # Unprintable text would reach the terminals of others.
+        if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+            raise RecordError(
+                f"a record has something else where at most {limit} printable characters belong"
+            )
+        return value
+
+    def count(self, limit: int = MAX_INT) -> int:
+        """A whole number from 0 to ``limit``."""
+        value = self.next()
+        if type(value) is not int or not 0 <= value <= limit:  # a bool is an int to isinstance
+            raise RecordError(f"a record has something else where a whole number up to {limit} belongs")
+        return value
+
+    def number(self) -> float:
+        """A finite number of at least 0."""
+        value = self.next()
+        if not isinstance(value, float) or not math.isfinite(value) or value < 0:
+            raise RecordError("a record has something else where a finite number of at least 0 belongs")
+        return value
+
+    def flag(self) -> bool:
+        """Yes or no."""
+        value = self.next()
+        if not isinstance(value, bool):
+            raise RecordError("a record has something else where yes or no belongs")
+        return value
