@@ -6,17 +6,26 @@ import ipaddress
 import re
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psutil
 
 from p2pllm.config import Address, parse_address
 
-__all__ = ["MAX_ADDRESSES", "advertised", "is_loopback"]
+__all__ = ["MAX_ADDRESSES", "Listening", "advertised", "is_loopback"]
 
 MAX_ADDRESSES = 4
 """As many as a peer record carries."""
 
 _BRIDGES = re.compile(r"docker|br-|veth|virbr|cni|flannel|podman|cali|lxc|lxd|kube|vmnet|vboxnet")
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a peer can be reached: the URL of its API, and what others run to join its swarm."""
+
+    api_url: str
+    join_command: str
 
 
 def advertised(host: str, port: int, given: Sequence[str], towards: Sequence[Address]) -> tuple[Address, ...]:

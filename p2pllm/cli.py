@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from p2pllm.addresses import Listening
 from p2pllm.config import PeerConfig
 from p2pllm.errors import P2PLLMError
 from p2pllm.flags import COMMANDS, make_parser
@@ -96,7 +97,7 @@ async def _peer(config: PeerConfig, *, repl: bool) -> int:
     log_file = config.data_dir / f"peer-{os.getpid()}.log"
     configure_logs(json=config.log_json, debug=config.debug, file=log_file)
     async with asyncio.TaskGroup() as tasks:
-        listening: asyncio.Future[str] = loop.create_future()
+        listening: asyncio.Future[Listening] = loop.create_future()
         chat = tasks.create_task(chat_beside(listening, stop, log_file))
         await run_peer(config, stop=stop, on_listening=listening.set_result)
         chat.cancel()

@@ -17,7 +17,7 @@ import structlog
 from aiohttp import web
 
 from p2pllm import __version__, transport
-from p2pllm.addresses import advertised, is_loopback
+from p2pllm.addresses import Listening, advertised, is_loopback
 from p2pllm.config import API_PORT, LINK_PORT, PORT_TRIES, Address, PeerConfig
 from p2pllm.dht import DhtNode
 from p2pllm.errors import LinkError, NoRouteError, UsageError
@@ -51,12 +51,15 @@ log = structlog.get_logger()
 
 
 async def run_peer(
-    config: PeerConfig, *, stop: asyncio.Event, on_listening: Callable[[str], None] = lambda _url: None
+    config: PeerConfig,
+    *,
+    stop: asyncio.Event,
+    on_listening: Callable[[Listening], None] = lambda _listening: None,
 ) -> None:
     """Run one peer until ``stop`` is set.
 
     Args:
-        on_listening: told the URL of the API once it listens (its ``/healthz`` says when it can answer).
+        on_listening: told once where the peer listens (``/healthz`` of its API says when it can answer).
 
     Raises: UsageError, ModelError (alone or in an ExceptionGroup) with what to change.
     """
@@ -78,8 +81,7 @@ async def run_peer(
             size=size,
             fit=fit,
         )
-        await peer.listen(stack)
-        on_listening(peer.api_url)
+        on_listening(await peer.listen(stack))
         await peer.serve_until(stop)
 
 
@@ -157,9 +159,8 @@ class Peer:
             stages=lambda chain: chain_json(chain, self._view.peers(time.monotonic())),
             rng=self._rng,
         )
-        self.api_url = ""
 
-    async def listen(self, stack: AsyncExitStack) -> None:
+    async def listen(self, stack: AsyncExitStack) -> Listening:
         """Take the ports: links (TCP) and DHT (UDP) on the same number, then the API. Raises UsageError."""
         config = self._config
         server = await self._listen_links()
@@ -173,15 +174,14 @@ class Peer:
         api = await self._listen_api()
         stack.push_async_callback(api.close)
         host = f"[{config.api_host}]" if ":" in config.api_host else config.api_host
-        self.api_url = f"http://{host}:{api.port}"
-        log.info("api_listening", url=self.api_url)
+        listening = Listening(f"http://{host}:{api.port}", self._join_command())
+        log.info("api_listening", url=listening.api_url)
         log.info("peer_listening", peer=self._own, addresses=_listed(self._addresses), region=config.region)
         if not config.bootstrap:
-            log.info("swarm_started", join_with=self.join_command)
+            log.info("swarm_started", join_with=listening.join_command)
+        return listening
 
-    @property
-    def join_command(self) -> str:
-        """What others run to join this peer's swarm."""
+    def _join_command(self) -> str:
         model = "" if self._config.model == "embedded" else f" --model {self._config.model}"
         return f"python -m p2pllm --bootstrap {_listed(self._addresses[:1])}{model}"
 

@@ -9,30 +9,43 @@ from pathlib import Path
 
 from rich.console import Console
 
-from p2pllm.serving import api_client, chat_loop, swarm_table
+from p2pllm.addresses import Listening
+from p2pllm.serving import ApiClient, api_client, chat_loop, swarm_table
 
 __all__ = ["chat_beside", "chat_with", "show_status"]
 
 READY_POLL_S = 0.25
 
 
-async def chat_beside(listening: asyncio.Future[str], stop: asyncio.Event, log_file: Path) -> None:
+async def chat_beside(listening: asyncio.Future[Listening], stop: asyncio.Event, log_file: Path) -> None:
     """The chat of the peer in this very process, once its API listens; leaving the chat stops the peer."""
     console = Console()
     try:
         with console.status("starting"):
-            url = await listening
-        console.print(f"API at {url}, log in {log_file}", style="dim", highlight=False)
-        async with api_client(url) as client:
-            with console.status("loading layers and looking for peers (Ctrl-C leaves)"):
-                while not (stop.is_set() or await client.ready()):
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), READY_POLL_S)
+            peer = await listening
+        console.print(f"API at {peer.api_url}, log in {log_file}", style="dim", highlight=False)
+        console.print(f"others join with: {peer.join_command}", highlight=False, soft_wrap=True)
+        async with api_client(peer.api_url) as client:
+            await _until_ready(client, console, stop)
             if not stop.is_set():
                 console.print(swarm_table(await client.swarm()))
                 await chat_loop(client, console, on_interrupt=stop.set)
     finally:
         stop.set()
+
+
+async def _until_ready(client: ApiClient, console: Console, stop: asyncio.Event) -> None:
+    """Wait until this peer can answer, saying meanwhile what is lacking."""
+    with console.status("") as status:
+        while not (stop.is_set() or await client.ready()):
+            swarm = await client.swarm()
+            own = next((peer for peer in swarm["peers"] if peer["peer"] == swarm["self"]), None)
+            missing = ", ".join(f"{start}:{end}" for start, end in swarm["missing"])
+            waiting = own is not None and own["tau_s"] > 0 and missing
+            what = f"waiting for peers that serve layers {missing}" if waiting else "loading layers"
+            status.update(f"{what} (Ctrl-C leaves)")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), READY_POLL_S)
 
 
 async def chat_with(url: str) -> int:

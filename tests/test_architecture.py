@@ -29,12 +29,12 @@ BELOW: dict[str, set[str]] = {
     "transport": {"dht", "records", "identity", "config", "errors"},
     "swarm": {"transport", "dht", "scheduling"} | LEAVES,
     "serving": {"swarm", "transport", "dht", "execution", "scheduling"} | LEAVES,
-    "terminal": {"serving"},
+    "terminal": {"addresses", "serving"},
     "demo": {"serving", "execution", "scheduling", "children"} | LEAVES,
     "peer": {"serving", "swarm", "transport", "dht", "execution", "scheduling", "addresses", "machine"}
     | LEAVES,
     "flags": {"config", "errors", "__init__"},
-    "cli": {"peer", "demo", "terminal", "flags", "config", "errors", "logs"},
+    "cli": {"addresses", "peer", "demo", "terminal", "flags", "config", "errors", "logs"},
     "__main__": {"cli"},
 }
 ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}

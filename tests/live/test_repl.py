@@ -78,6 +78,7 @@ def peer(tmp_path: Path) -> Iterator[Terminal]:
 
 
 def test_a_chat(peer: Terminal, tmp_path: Path) -> None:
+    peer.expect("others join with: python -m p2pllm --bootstrap 127.0.0.1:")
     assert "SmolLM2-135M-Instruct · 30 layers" in peer.expect("›")
     peer.type("/temperature 0\r")
     peer.expect("›")
@@ -109,3 +110,26 @@ def test_ctrl_c_at_the_prompt_leaves(peer: Terminal) -> None:
     peer.expect("›")
     peer.type("\x03")
     assert peer.process.wait(20) == 0
+
+
+def test_a_peer_that_waits_for_others_says_for_which_layers(tmp_path: Path) -> None:
+    terminal = Terminal(
+        *[
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--api-port",
+            "0",
+            "--layers",
+            "0:3",
+            "--data-dir",
+            str(tmp_path),
+        ]
+    )
+    try:
+        terminal.expect("waiting for peers that serve layers 3:30")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(20) == 0
+    finally:
+        terminal.close()
