@@ -14,6 +14,9 @@ from p2pllm.config import Address, parse_address
 
 __all__ = ["MAX_ADDRESSES", "Listening", "advertised", "is_loopback"]
 
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+"""What one listens on to listen on all addresses."""
+
 MAX_ADDRESSES = 4
 """As many as a peer record carries."""
 
@@ -41,7 +44,7 @@ def advertised(host: str, port: int, given: Sequence[str], towards: Sequence[Add
         return tuple(parse_address(text) if _has_port(text) else (text, port) for text in given)[
             :MAX_ADDRESSES
         ]
-    if not ipaddress.ip_address(host).is_unspecified:
+    if host not in EVERYWHERE:
         return ((host, port),)
     local = [_source(address) for address in towards] + _interfaces()
     chosen = [address for address in dict.fromkeys(local) if address is not None and not is_loopback(address)]
@@ -63,7 +66,9 @@ def _has_port(text: str) -> bool:
 def _source(address: Address) -> str | None:
     """The local address from which packets to ``address`` would leave; sends nothing."""
     try:
-        family, kind, _, _, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, target = socket.getaddrinfo(
+            *address, family=socket.AF_INET, type=socket.SOCK_DGRAM
+        )[0]
         with socket.socket(family, kind) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])

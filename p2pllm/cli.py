@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pllm.addresses import Listening
-from p2pllm.config import PeerConfig
+from p2pllm.config import INTERRUPTED, PeerConfig
 from p2pllm.errors import P2PLLMError
 from p2pllm.flags import COMMANDS, make_parser
 from p2pllm.logs import configure_logs
 
 __all__ = ["main"]
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,13 +84,21 @@ async def _peer(config: PeerConfig, *, repl: bool) -> int:
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # The second time means now: a thread may be in the middle of a long download.
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, leave)
     if not repl:
         configure_logs(json=config.log_json, debug=config.debug)
         await run_peer(config, stop=stop)
         return 0
-    log_file = config.data_dir / f"peer-{os.getpid()}.log"
+    log_file = config.data_dir / "peer.log"
     configure_logs(json=config.log_json, debug=config.debug, file=log_file)
     async with asyncio.TaskGroup() as tasks:
         listening: asyncio.Future[Listening] = loop.create_future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +11,13 @@ from p2pllm.errors import UsageError
 
 __all__ = [
     "API_PORT",
+    "INTERRUPTED",
     "LINK_PORT",
     "PORT_TRIES",
     "Address",
     "PeerConfig",
     "default_data_dir",
+    "format_addresses",
     "format_bytes",
     "parse_address",
     "parse_addresses",
@@ -28,6 +31,9 @@ Address = tuple[str, int]
 
 API_PORT = 8000
 """Default port of the HTTP API."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 LINK_PORT = 7600
 """Default port of peer links (TCP) and the DHT (UDP)."""
@@ -120,6 +126,11 @@ def parse_size(text: str) -> int:
     if match is None:
         raise UsageError(f"{text!r} is not a size: write for example 8GiB or 500MB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def format_addresses(addresses: Iterable[Address]) -> str:
+    """The inverse of ``parse_addresses``."""
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
 
 
 def format_bytes(count: float) -> str:

@@ -23,21 +23,30 @@ from threading import Barrier
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 import p2pllm
 from p2pllm.children import Child, Children
-from p2pllm.errors import P2PLLMError
+from p2pllm.config import INTERRUPTED
+from p2pllm.errors import P2PLLMError, UsageError
 from p2pllm.execution import Checkpoint, open_checkpoint
 from p2pllm.scheduling import fill
-from p2pllm.serving import ApiClient, Figures, api_client, chat_loop, print_answer, swarm_table
+from p2pllm.serving import (
+    ApiClient,
+    Figures,
+    api_client,
+    chat_loop,
+    make_console,
+    print_answer,
+    swarm_table,
+)
 
 __all__ = ["Demo", "deal_layers", "measure_shares", "run_demo"]
 
 LOOPBACK = "127.0.0.1"
 REGIONS = ("eu", "us", "asia", "africa", "oceania")
-INTERRUPTED = 130
 START_DEADLINE_S = 120.0
 READY_POLL_S = 0.1
 SHARE_BYTES = 32 * 2**20
@@ -67,6 +76,8 @@ async def run_demo(demo: Demo) -> int:
 
     Raises P2PLLMError when the swarm does not come up.
     """
+    if demo.json and demo.prompt is None:
+        raise UsageError("--json needs a PROMPT to answer: demo PROMPT --json")
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -85,7 +96,7 @@ async def run_demo(demo: Demo) -> int:
 
 async def _demo(demo: Demo, interrupt: Callable[[], None]) -> None:
     # Progress goes to stderr, so that stdout holds the answer alone.
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pllm-demo-"))
         children = await stack.enter_async_context(Children(echo=demo.debug))
@@ -93,18 +104,21 @@ async def _demo(demo: Demo, interrupt: Callable[[], None]) -> None:
         client = await stack.enter_async_context(api_client(api))
         if demo.prompt is None:
             console.print(swarm_table(await client.swarm()))
-            console.print(f"API at {api}", style="dim", highlight=False)
-            await chat_loop(client, Console(), on_interrupt=interrupt)
+            console.print(f"API at {api}", style="dim")
+            await chat_loop(client, make_console(), on_interrupt=interrupt)
         elif demo.json:
             print(json.dumps(await _answer(client, demo)))  # noqa: T201  the result itself
         else:
             console.print(swarm_table(await client.swarm()))
-            options = {"max_tokens": demo.max_tokens, "temperature": demo.temperature, "seed": demo.seed}
-            if (
-                await print_answer(client, Console(), [{"role": "user", "content": demo.prompt}], **options)
-                is None
-            ):
-                raise P2PLLMError("the swarm gave no answer; --debug shows what the peers log")
+            await print_answer(client, make_console(), _messages(demo), **_options(demo))
+
+
+def _messages(demo: Demo) -> list[dict[str, object]]:
+    return [{"role": "user", "content": demo.prompt}]
+
+
+def _options(demo: Demo) -> dict[str, object]:
+    return {"max_tokens": demo.max_tokens, "temperature": demo.temperature, "seed": demo.seed}
 
 
 def deal_layers(
@@ -206,6 +220,7 @@ def _peer_command(
     command = [sys.executable, "-m", "p2pllm", "up", "--headless", "--log-json", "--bootstrap", bootstrap]
     command += ["--host", LOOPBACK, "--port", "0", "--api-port", "0", "--model", demo.model]
     command += ["--layers", f"{layers[0]}:{layers[1]}", "--threads", str(threads)]
+    command += ["--memory", str(psutil.virtual_memory().available * 9 // 10 // demo.peers)]
     command += ["--region", _region(number, demo), "--data-dir", str(folder / "peers")]
     return command + (["--dtype", demo.dtype] if demo.dtype else []) + (["--debug"] if demo.debug else [])
 
@@ -225,16 +240,14 @@ async def _wait_until_ready(url: str, peers: Sequence[Child]) -> None:
 
 async def _answer(client: ApiClient, demo: Demo) -> dict[str, object]:
     text, figures = "", None
-    messages = [{"role": "user", "content": demo.prompt}]
-    options = {"max_tokens": demo.max_tokens, "temperature": demo.temperature, "seed": demo.seed}
-    async with aclosing(client.chat(messages, **options)) as answer:
+    async with aclosing(client.chat(_messages(demo), **_options(demo))) as answer:
         async for piece in answer:
             if isinstance(piece, Figures):
                 figures = piece
             else:
                 text += piece
     if figures is None:
-        raise P2PLLMError("the swarm gave no answer; --debug shows what the peers log")
+        raise P2PLLMError("the answer ended without its figures; --debug shows what the peers log")
     return {
         "text": text,
         "token_ids": figures.token_ids,

@@ -14,6 +14,7 @@ __all__ = [
     "ModelError",
     "NoRouteError",
     "P2PLLMError",
+    "PortTakenError",
     "RecordError",
     "RequestError",
     "SessionError",
@@ -31,6 +32,10 @@ class UsageError(P2PLLMError):
     """The command line is wrong; the message names the flag to change."""
 
     exit_code = 2
+
+
+class PortTakenError(UsageError):
+    """Somebody else listens there; another port may be free."""
 
 
 class ModelError(P2PLLMError):

@@ -9,6 +9,8 @@ from typing import TextIO
 
 import structlog
 
+from p2pllm.errors import UsageError
+
 __all__ = ["configure_logs"]
 
 
@@ -22,8 +24,11 @@ def configure_logs(*, json: bool, debug: bool, file: Path | None = None) -> None
     """
     stream: TextIO = sys.stderr
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        stream = file.open("a", encoding="utf-8", buffering=1)
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stream = file.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise UsageError(f"cannot write {file} ({error.strerror}): choose another --data-dir") from error
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if json

@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import psutil
@@ -18,14 +18,14 @@ from aiohttp import web
 
 from p2pllm import __version__, transport
 from p2pllm.addresses import Listening, advertised, is_loopback
-from p2pllm.config import API_PORT, LINK_PORT, PORT_TRIES, Address, PeerConfig
+from p2pllm.config import API_PORT, LINK_PORT, PORT_TRIES, Address, PeerConfig, format_addresses
 from p2pllm.dht import DhtNode
-from p2pllm.errors import LinkError, NoRouteError, UsageError
+from p2pllm.errors import LinkError, NoRouteError, PortTakenError, UsageError
 from p2pllm.execution import ChatTokenizer, Checkpoint, Executor, open_checkpoint
 from p2pllm.identity import Identity, hold_identity
 from p2pllm.machine import Machine, model_size, survey
 from p2pllm.records import MetricsBody, PeerBody, Span, SpanState, SwarmBody, swarm_id
-from p2pllm.scheduling import Chain, Fit, ModelSize, PeerId, capacity, fit_slice
+from p2pllm.scheduling import Chain, Fit, ModelSize, PeerId, capacity, fit_slice, uncovered
 from p2pllm.serving import Api, Completer, Generator, Network, Router, Stages, chain_json, swarm_json
 from p2pllm.swarm import Membership, Prober, Publisher, View
 from p2pllm.transport import (
@@ -69,14 +69,16 @@ async def run_peer(
         )
     async with AsyncExitStack() as stack:
         checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
+        fingerprint = await asyncio.to_thread(lambda: checkpoint.fingerprint)
         held = stack.enter_context(await asyncio.to_thread(hold_identity, config.data_dir))
-        machine = await asyncio.to_thread(survey, config, held.local_peers)
+        machine = await asyncio.to_thread(lambda: survey(config, held.local_peers))
         size = model_size(checkpoint, machine.dtype)
         fit = fit_slice(size, machine.memory_bytes, config.layers)
         peer = Peer(
             config=config,
             identity=held.identity,
             checkpoint=checkpoint,
+            fingerprint=fingerprint,
             machine=machine,
             size=size,
             fit=fit,
@@ -94,6 +96,7 @@ class Peer:
         config: PeerConfig,
         identity: Identity,
         checkpoint: Checkpoint,
+        fingerprint: str,
         machine: Machine,
         size: ModelSize,
         fit: Fit,
@@ -103,7 +106,7 @@ class Peer:
         self._checkpoint = checkpoint
         self._machine = machine
         self._capacity = capacity(size, machine.memory_bytes)
-        self._swarm = swarm_id(checkpoint.fingerprint)
+        self._swarm = swarm_id(fingerprint)
         self._state: SpanState = "loading"
         self._leaving = False
         self._addresses: tuple[Address, ...] = ()
@@ -122,7 +125,7 @@ class Peer:
         self._links = Links(identity, self._swarm, on_message=self._receive, on_down=self._peer_down)
         self._dht = DhtNode(identity, rng=self._rng)
         self._prober = Prober(self._links)
-        model = SwarmBody(checkpoint.name[:MAX_NAME], checkpoint.fingerprint, checkpoint.layers)
+        model = SwarmBody(checkpoint.name[:MAX_NAME], fingerprint, checkpoint.layers)
         self._publisher = Publisher(
             identity=identity,
             dht=self._dht,
@@ -148,6 +151,7 @@ class Peer:
             own=self._own,
             executor=self._executor,
             send=self._links.send,
+            drain=self._links.drain,
             connect=self._connect,
             changed=self._publisher.soon,
         )
@@ -156,6 +160,7 @@ class Peer:
         self._api = Api(
             model=checkpoint.name,
             swarm=self._swarm_json,
+            missing=self._missing,
             stages=lambda chain: chain_json(chain, self._view.peers(time.monotonic())),
             rng=self._rng,
         )
@@ -176,14 +181,19 @@ class Peer:
         host = f"[{config.api_host}]" if ":" in config.api_host else config.api_host
         listening = Listening(f"http://{host}:{api.port}", self._join_command())
         log.info("api_listening", url=listening.api_url)
-        log.info("peer_listening", peer=self._own, addresses=_listed(self._addresses), region=config.region)
+        log.info(
+            "peer_listening",
+            peer=self._own,
+            addresses=format_addresses(self._addresses),
+            region=config.region,
+        )
         if not config.bootstrap:
             log.info("swarm_started", join_with=listening.join_command)
         return listening
 
     def _join_command(self) -> str:
         model = "" if self._config.model == "embedded" else f" --model {self._config.model}"
-        return f"python -m p2pllm --bootstrap {_listed(self._addresses[:1])}{model}"
+        return f"python -m p2pllm --bootstrap {format_addresses(self._addresses[:1])}{model}"
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Load, join, serve; leave when ``stop`` is set."""
@@ -246,7 +256,10 @@ class Peer:
         self._state = "ready"
         self._publisher.soon()
         log.info("ready", layers=f"{start}:{end}", seconds=round(time.monotonic() - began, 2))
-        await self._stages.run()
+        async with asyncio.TaskGroup() as group:
+            # A peer whose executor is broken must not stay in the view as a holder.
+            group.create_task(self._executor.watch())
+            await self._stages.run()
 
     async def _connect(self, peer: PeerId) -> None:
         """Bring up the link to a peer of the view."""
@@ -303,13 +316,15 @@ class Peer:
             rho=self._prober.estimates.published(),
         )
 
+    def _missing(self) -> tuple[tuple[int, int], ...]:
+        """Layers that nobody is ready to serve."""
+        peers = self._view.peers(time.monotonic())
+        return uncovered(self._checkpoint.layers, [holder for state in peers for holder in state.holders()])
+
     def _swarm_json(self) -> dict[str, Any]:
         route: Chain | None = None
-        missing: tuple[tuple[int, int], ...] = ()
-        try:
+        with suppress(NoRouteError):
             route = self._router.chain(expected_tokens=1)
-        except NoRouteError as error:
-            missing = error.missing
         return swarm_json(
             swarm=self._swarm,
             model=self._checkpoint.name,
@@ -317,7 +332,7 @@ class Peer:
             own=self._own,
             peers=self._view.peers(time.monotonic()),
             route=route,
-            missing=missing,
+            missing=self._missing(),
         )
 
 
@@ -344,11 +359,7 @@ async def _first_free(given: int | None, default: int, take: Callable[[int], Awa
     for port in first:
         try:
             return await take(port)
-        except UsageError:
+        except PortTakenError:
             if port:
                 log.info("port_taken", port=port, next=port + 1)
     return await take(last)
-
-
-def _listed(addresses: tuple[Address, ...]) -> str:
-    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from p2pllm.addresses import Listening
-from p2pllm.serving import ApiClient, api_client, chat_loop, swarm_table
+from p2pllm.serving import ApiClient, api_client, chat_loop, make_console, ranges, swarm_table
 
 __all__ = ["chat_beside", "chat_with", "show_status"]
 
@@ -19,12 +19,12 @@ READY_POLL_S = 0.25
 
 async def chat_beside(listening: asyncio.Future[Listening], stop: asyncio.Event, log_file: Path) -> None:
     """The chat of the peer in this very process, once its API listens; leaving the chat stops the peer."""
-    console = Console()
+    console = make_console()
     try:
         with console.status("starting"):
             peer = await listening
-        console.print(f"API at {peer.api_url}, log in {log_file}", style="dim", highlight=False)
-        console.print(f"others join with: {peer.join_command}", highlight=False, soft_wrap=True)
+        console.print(f"API at {peer.api_url}, log in {log_file}", style="dim")
+        console.print(f"others join with: {peer.join_command}", soft_wrap=True)
         async with api_client(peer.api_url) as client:
             await _until_ready(client, console, stop)
             if not stop.is_set():
@@ -40,7 +40,7 @@ async def _until_ready(client: ApiClient, console: Console, stop: asyncio.Event)
         while not (stop.is_set() or await client.ready()):
             swarm = await client.swarm()
             own = next((peer for peer in swarm["peers"] if peer["peer"] == swarm["self"]), None)
-            missing = ", ".join(f"{start}:{end}" for start, end in swarm["missing"])
+            missing = ranges(swarm["missing"])
             waiting = own is not None and own["tau_s"] > 0 and missing
             what = f"waiting for peers that serve layers {missing}" if waiting else "loading layers"
             status.update(f"{what} (Ctrl-C leaves)")
@@ -50,7 +50,7 @@ async def _until_ready(client: ApiClient, console: Console, stop: asyncio.Event)
 
 async def chat_with(url: str) -> int:
     """``p2pllm chat``: the chat against a peer that runs elsewhere."""
-    console = Console()
+    console = make_console()
     async with api_client(url) as client:
         console.print(swarm_table(await client.swarm()))
         await chat_loop(client, console)
@@ -61,9 +61,9 @@ async def show_status(url: str, *, as_json: bool) -> int:
     """``p2pllm status``."""
     async with api_client(url) as client:
         swarm = await client.swarm()
-    console = Console()
+    console = make_console()
     if as_json:
-        console.out(json.dumps(swarm), highlight=False)
+        console.out(json.dumps(swarm))
     else:
         console.print(swarm_table(swarm))
     return 0

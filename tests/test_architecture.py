@@ -16,7 +16,7 @@ LEAVES = {"errors", "config", "identity", "records", "logs", "__init__"}
 BELOW: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
-    "logs": set(),
+    "logs": {"errors"},
     "config": {"errors"},
     "addresses": {"config"},
     "children": {"errors"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -79,6 +80,9 @@ def test_help_names_every_flag_with_an_explanation(command: list[str]) -> None:
         (["--dtype", "int3"], ["int3", "float32"]),
         (["--colour"], ["--colour"]),
         (["--api-host", "0.0.0.0"], ["--api-open"]),
+        (["demo", "--json"], ["PROMPT"]),
+        (["--headless", "--host", "203.0.113.7", "--layers", "0:1"], ["203.0.113.7:7600", "--port"]),
+        (["--headless", "--host", "no.such.host.invalid", "--layers", "0:1"], ["no.such.host.invalid"]),
     ],
 )
 def test_wrong_usage(arguments: list[str], says: list[str]) -> None:
@@ -200,6 +204,24 @@ def test_status_shows_the_swarm(small: tuple[Swarm, Process]) -> None:
     assert result.returncode == 0
     for words in ("SmolLM2-135M-Instruct", "30 layers", "0:1", "this one", "no peer serves layers 1:30"):
         assert words in result.stdout
+
+
+def test_status_as_json_is_the_whole_view(small: tuple[Swarm, Process]) -> None:
+    _, peer = small
+    result = run("status", "--json", "--api", api_of(peer))
+    assert result.returncode == 0
+    (line,) = result.stdout.splitlines()
+    swarm = json.loads(line)
+    assert swarm["missing"] == [[1, 30]]
+    assert swarm["route"] is None
+    assert [entry["peer"] for entry in swarm["peers"]] == [swarm["self"]]
+
+
+def test_chat_talks_to_a_running_peer(small: tuple[Swarm, Process]) -> None:
+    _, peer = small
+    result = run("chat", "--api", api_of(peer))  # stdin is empty: it shows the swarm and leaves
+    assert result.returncode == 0
+    assert "no peer serves layers 1:30" in result.stdout
 
 
 def test_a_swarm_without_a_bootstrap_prints_how_to_join(tmp_path: Path) -> None:

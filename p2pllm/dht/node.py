@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import random
 import socket
@@ -20,7 +21,7 @@ from p2pllm.dht.protocol import K, RegistryProtocol
 from p2pllm.dht.storage import Records
 from p2pllm.dht.table import distance
 from p2pllm.dht.wire import ID_BYTES, Address, Contact
-from p2pllm.errors import UsageError
+from p2pllm.errors import PortTakenError, UsageError
 from p2pllm.identity import Identity
 from p2pllm.records import Record, peek
 
@@ -96,7 +97,7 @@ class DhtNode:
             await self._server.listen(port, await _resolve(host))
         except OSError as error:
             cause = error.__cause__ if isinstance(error.__cause__, OSError) else error  # uvloop wraps it
-            raise UsageError(
+            raise (PortTakenError if cause.errno == errno.EADDRINUSE else UsageError)(
                 f"cannot listen on {host}:{port} (UDP), {cause.strerror}: choose another --host or --port"
             ) from error
         self._protocol = self._server.protocol

@@ -10,15 +10,16 @@ from p2pllm.execution.hardware import (
     Hardware,
     choose_device,
     default_dtype,
-    default_kv_bytes,
     default_threads,
     probe,
 )
+from p2pllm.execution.kv import BLOCK_TOKENS
 from p2pllm.execution.sources import open_checkpoint
 from p2pllm.execution.tokenizer import ChatTokenizer, TextDecoder
 from p2pllm.execution.types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
 
 __all__ = [
+    "BLOCK_TOKENS",
     "DTYPES",
     "Activation",
     "ChatTokenizer",
@@ -33,7 +34,6 @@ __all__ = [
     "TextDecoder",
     "choose_device",
     "default_dtype",
-    "default_kv_bytes",
     "default_threads",
     "open_checkpoint",
     "probe",

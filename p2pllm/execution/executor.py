@@ -33,7 +33,6 @@ _MAX_WAITING = 1024
 _GROW_TOKENS = 256
 _SPEED_HALF_LIFE = 30.0
 _WAIT_HALF_LIFE = 5.0
-_WARM_UP_STEPS = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -198,6 +197,12 @@ class Executor:
             kv_blocks_free=self._pool.free // layers,
             weight_bytes=self._weight_bytes,
         )
+
+    async def watch(self) -> None:
+        """Wait until the executor has stopped; raises the bug that stopped it, if it was one."""
+        if self._driver is not None:
+            await asyncio.wait({self._driver})
+            self._driver.result()
 
     async def close(self) -> None:
         """Stop: fail what waits, let the step that runs end, and leave no thread. Once more does no harm."""

@@ -17,7 +17,7 @@ from p2pllm.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Hardware", "choose_device", "default_dtype", "default_kv_bytes", "default_threads", "probe"]
+__all__ = ["Hardware", "choose_device", "default_dtype", "default_threads", "probe"]
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -67,11 +67,6 @@ def default_threads(local_peers: int) -> int:
     """This peer's share of the cores: peers that each take all cores are many times slower."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, local_peers))
-
-
-def default_kv_bytes(memory_bytes: int) -> int:
-    """The part of ``memory_bytes`` that goes to KV caches unless told otherwise: a quarter."""
-    return memory_bytes // 4
 
 
 def probe(device: str, threads: int) -> Hardware:

@@ -6,8 +6,9 @@ files are taken from one commit, the newest when the model was opened.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,27 @@ def _cached(repo: str, reason: Exception) -> Files:
         ) from reason
 
 
+@contextmanager
+def _reaching(repo: str) -> Iterator[None]:
+    """What goes wrong between us and the hub, as one line; which HTTP library raises it changes over time.
+
+    Only a file that the model does not have stays an EntryNotFoundError.
+    """
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"cannot get {repo} from the hub ({reason}): try again, what is here stays"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class HubFiles:
     """The files of one commit of a hub model."""
@@ -89,16 +111,18 @@ class HubFiles:
         """The cache's directory of this commit, with the configuration and tokenizer files in it."""
         import huggingface_hub
 
-        return Path(
-            huggingface_hub.snapshot_download(
-                self.repo, revision=self.commit, allow_patterns=list(_SMALL_FILES)
+        with _reaching(self.repo):
+            return Path(
+                huggingface_hub.snapshot_download(
+                    self.repo, revision=self.commit, allow_patterns=list(_SMALL_FILES)
+                )
             )
-        )
 
     def _download(self, name: str) -> Path:
         import huggingface_hub
 
-        return Path(huggingface_hub.hf_hub_download(self.repo, name, revision=self.commit))
+        with _reaching(self.repo):
+            return Path(huggingface_hub.hf_hub_download(self.repo, name, revision=self.commit))
 
     def _cached(self, name: str) -> Path | None:
         import huggingface_hub
@@ -117,7 +141,8 @@ class HubFiles:
             return LocalFiles(cached.parent).ranges([(cached.name, start, length)])[0]
         headers = build_hf_headers() | {"Range": f"bytes={start}-{start + length - 1}"}
         url = hf_hub_url(self.repo, name, revision=self.commit)
-        with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30) as response:
+        stream = get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30)
+        with _reaching(self.repo), stream as response:
             # A server that ignores the range would send the whole file: leave before reading any of it.
             if response.status_code != 206:
                 raise ModelError(

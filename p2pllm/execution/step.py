@@ -37,6 +37,8 @@ def run_step(stage: Stage, works: Sequence[Work]) -> tuple[list[Outcome], StepTi
             inputs = _inputs(stage, work)
         except P2PLLMError as error:
             outcomes[index] = error
+        except Exception as error:
+            outcomes[index] = _crashed(work, error)
         else:
             group = (work.start, work.end, stage.is_long(work.position + work.count))
             groups.setdefault(group, []).append((index, work, inputs))
@@ -73,13 +75,18 @@ def measure(stage: Stage, hidden: int) -> tuple[StepTimes, int]:
 def _run_group(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepTimes) -> list[Outcome]:
     try:
         return _forward(stage, works, inputs, times)
-    except RuntimeError as error:  # torch raises these, out of memory among them
+    except Exception as error:  # out of memory, mostly; whatever it is, the peer goes on for the others
         if len(works) > 1:
             return [
                 _run_group(stage, [work], [rows], times)[0] for work, rows in zip(works, inputs, strict=True)
             ]
-        log.exception("forward_failed", layers=f"{works[0].start}:{works[0].end}", rows=works[0].count)
-        return [SessionError(f"the forward pass failed: {str(error).splitlines()[0]}")]
+        return [_crashed(works[0], error)]
+
+
+def _crashed(work: Work, error: Exception) -> SessionError:
+    log.exception("forward_failed", layers=f"{work.start}:{work.end}", rows=work.count)
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return SessionError(f"the forward pass failed: {reason}")
 
 
 def _forward(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepTimes) -> list[Outcome]:

@@ -1,7 +1,7 @@
 """Placement and routing as pure functions: no clock, socket, thread or randomness that is not passed in."""
 
 from p2pllm.scheduling.capacity import Fit, ModelSize, capacity, fit_slice
-from p2pllm.scheduling.phase2 import find_chain
+from p2pllm.scheduling.phase2 import find_chain, uncovered
 from p2pllm.scheduling.types import Chain, Holder, PeerId, Rho, Stage
 from p2pllm.scheduling.waterfill import fill
 
@@ -17,4 +17,5 @@ __all__ = [
     "fill",
     "find_chain",
     "fit_slice",
+    "uncovered",
 ]

@@ -11,6 +11,9 @@ __all__ = ["Fit", "ModelSize", "capacity", "fit_slice"]
 KV_RESERVE_TOKENS = 2048
 """A slice without room for this many tokens of KV cache could hold weights, but serve nobody."""
 
+KV_SHARE = 4
+"""KV caches get one part in this many of the memory, more only where a slice could not serve otherwise."""
+
 WORKSPACE_BYTES = 64 * 2**20
 """Activations of one step."""
 
@@ -57,7 +60,7 @@ def fit_slice(size: ModelSize, memory: int, layers: tuple[int, int] | None) -> F
     rest = memory - WORKSPACE_BYTES - size.weights(start, end)
     needed = KV_RESERVE_TOKENS * size.kv_bytes_per_token_layer * (end - start)
     if rest >= needed:
-        return Fit(start, end, rest)
+        return Fit(start, end, max(needed, min(rest, memory // KV_SHARE)))
     fits = capacity(size, memory)
     raise ModelError(
         f"layers {start}:{end} need {_mib(memory - rest + needed)} but this peer has {_mib(memory)}: "

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from p2pllm.errors import NoRouteError
 from p2pllm.scheduling.types import Chain, Holder, PeerId, Rho, Stage
 
-__all__ = ["find_chain"]
+__all__ = ["find_chain", "uncovered"]
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Ints: TypeAlias = npt.NDArray[np.intp]
@@ -182,10 +182,10 @@ def _entry_share(
 
 def _require_cover(layers: int, usable: Iterable[Holder], everyone: Iterable[Holder]) -> None:
     """Raise NoRouteError unless every layer has a holder."""
-    missing = _uncovered(layers, usable)
+    missing = uncovered(layers, usable)
     if not missing:
         return
-    if _uncovered(layers, everyone):
+    if uncovered(layers, everyone):
         raise NoRouteError(missing)
     ranges = ", ".join(f"{start}:{end}" for start, end in missing)
     raise NoRouteError(
@@ -193,7 +193,7 @@ def _require_cover(layers: int, usable: Iterable[Holder], everyone: Iterable[Hol
     )
 
 
-def _uncovered(layers: int, holders: Iterable[Holder]) -> tuple[tuple[int, int], ...]:
+def uncovered(layers: int, holders: Iterable[Holder]) -> tuple[tuple[int, int], ...]:
     """Return the ranges within ``[0, layers)`` that no holder covers."""
     gaps: list[tuple[int, int]] = []
     reached = 0

@@ -11,7 +11,7 @@ from p2pllm.serving.router import Router
 from p2pllm.serving.session import Network
 from p2pllm.serving.stages import Stages
 from p2pllm.serving.status import chain_json, swarm_json
-from p2pllm.serving.tables import swarm_table
+from p2pllm.serving.tables import make_console, ranges, swarm_table
 
 __all__ = [
     "Api",
@@ -25,7 +25,9 @@ __all__ = [
     "api_client",
     "chain_json",
     "chat_loop",
+    "make_console",
     "print_answer",
+    "ranges",
     "swarm_json",
     "swarm_table",
 ]

@@ -6,7 +6,7 @@ import json
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
@@ -39,13 +39,17 @@ class Api:
         *,
         model: str,
         swarm: Callable[[], Json],
+        missing: Callable[[], Sequence[tuple[int, int]]],
         stages: Callable[[Chain], list[Json]],
         rng: random.Random,
     ) -> None:
-        """``swarm`` gives the body of ``/api/swarm``; ``stages`` the JSON of a chain's stages."""
+        """``swarm`` gives the body of ``/api/swarm``, ``missing`` the layers without a holder, ``stages`` the
+        JSON of a chain's stages.
+        """
         self.completer: Completer | None = None
         self._model = model
         self._swarm = swarm
+        self._missing = missing
         self._stages = stages
         self._rng = rng
         self._started = int(time.time())
@@ -65,9 +69,9 @@ class Api:
 
     async def _health(self, _request: web.Request) -> web.Response:
         """200 once requests can be answered from here, 503 while the swarm does not cover the model."""
-        state = self._swarm()
-        ready = self.completer is not None and state["route"] is not None
-        body = {"status": "ok" if ready else "starting", "missing": state["missing"]}
+        missing = self._missing()
+        ready = self.completer is not None and not missing
+        body = {"status": "ok" if ready else "starting", "missing": missing}
         return web.json_response(body, status=200 if ready else 503)
 
     async def _view(self, _request: web.Request) -> web.Response:
@@ -136,8 +140,11 @@ class Api:
             await write(chunk({}, event.reason, p2pllm=self._figures(event)))
             if usage:
                 await write(envelope | {"choices": [], "usage": _usage(event)})
-        except P2PLLMError as error:
-            log.warning("answer_broke_off", reason=str(error))
+        except ConnectionResetError:
+            raise  # nobody is there to tell
+        except Exception as error:
+            # The status went out with the first event: all that is left is to say so in the stream.
+            log.warning("answer_broke_off", reason=str(error), exc_info=not isinstance(error, P2PLLMError))
             await write(_error_body(error))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
@@ -202,8 +209,10 @@ def _message(error: Exception) -> str:
             return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         case web.HTTPException():
             return error.text or error.reason
-        case _:
+        case P2PLLMError():
             return str(error)
+        case _:
+            return "internal error, see the log of this peer"
 
 
 def _error_body(error: Exception) -> Json:
@@ -221,3 +230,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         busy = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
         headers = {"Retry-After": str(RETRY_AFTER_S)} if busy else {}
         return web.json_response(_error_body(error), status=status, headers=headers)
+    except ConnectionResetError:
+        raise  # nobody is there to tell
+    except Exception as error:
+        log.exception("request_crashed", path=request.path)
+        return web.json_response(_error_body(error), status=500)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from p2pllm.errors import BusyError, ContextLengthError, NoRouteError, RequestError, SessionError
+from p2pllm.execution import BLOCK_TOKENS
 from p2pllm.scheduling import Chain, PeerId
 from p2pllm.serving.router import Router
 from p2pllm.serving.session import RESERVE_AHEAD, Generation, Network, Session, StageLostError
@@ -24,9 +25,6 @@ __all__ = ["Generated", "Generation", "Generator"]
 
 ATTEMPTS = 5
 """Chains one request may try before the client gets an error."""
-
-BLOCK = 16
-"""Tokens in a block of KV cache."""
 
 BACK_OFF_S = 0.05
 
@@ -89,14 +87,19 @@ class Generator:
                         done.append(token.token)
                         yield Generated(token.token, chain, token.final)
                         if token.final:
+                            self._router.trust(session.peers)
                             return
             except StageLostError as error:
-                log.warning("session_rerouted", reason=str(error), tokens=len(done))
+                log.warning("session_rerouted", session=session.id[:8], reason=str(error), tokens=len(done))
                 problem = error
                 excluded |= error.peers
+                if not error.busy:
+                    self._router.blame(error.peers - {self._network.own})
             finally:
                 del self._sessions[session.id]
             await asyncio.sleep(self._rng.uniform(0, BACK_OFF_S))
+        if problem is not None and problem.busy:
+            raise BusyError(f"every chain is busy ({problem}): try again shortly")
         raise SessionError(f"gave up after {ATTEMPTS} chains: {problem}")
 
     def _check(self, request: Generation) -> None:
@@ -116,7 +119,9 @@ class Generator:
     def _chain(self, request: Generation, done: int, excluded: frozenset[PeerId]) -> Chain:
         remaining = request.max_tokens - done
         tokens = len(request.prompt) + done + min(remaining, RESERVE_AHEAD)
-        return self._router.chain(expected_tokens=remaining, kv_blocks=-(-tokens // BLOCK), excluded=excluded)
+        return self._router.chain(
+            expected_tokens=remaining, kv_blocks=-(-tokens // BLOCK_TOKENS), excluded=excluded
+        )
 
 
 def _final_error(error: NoRouteError, problem: StageLostError | None) -> NoRouteError | BusyError:

@@ -68,7 +68,11 @@ class _Chat:
         """One turn; a turn without an answer leaves no trace in the conversation."""
         messages = [*self._messages, {"role": "user", "content": text}]
         answer = print_answer(self._client, self._console, messages, **self._sampling)
-        reply = await _interruptible(answer, self._on_interrupt)
+        try:
+            reply = await _interruptible(answer, self._on_interrupt)
+        except P2PLLMError as error:
+            self._console.print(str(error), style="red", soft_wrap=True)
+            return
         if reply is not None:
             self._messages = [*messages, {"role": "assistant", "content": reply}]
 
@@ -76,7 +80,7 @@ class _Chat:
         """A line that begins with a slash."""
         match name, arguments:
             case "/help", ():
-                self._console.print(HELP, style="dim", highlight=False)
+                self._console.print(HELP, style="dim")
             case "/reset", ():
                 self._messages = []
             case "/swarm", ():
@@ -91,25 +95,29 @@ class _Chat:
         try:
             self._console.print(swarm_table(await self._client.swarm()))
         except P2PLLMError as error:
-            self._console.print(str(error), style="red", highlight=False)
+            self._console.print(str(error), style="red")
 
 
 async def print_answer(
     client: ApiClient, console: Console, messages: list[dict[str, Any]], **options: Any
-) -> str | None:
-    """Print one answer as it streams, then a line of figures; returns its text, None when it failed."""
+) -> str:
+    """Print one answer as it streams, then a line of figures; returns its text.
+
+    Raises P2PLLMError when there is no answer, or it breaks off.
+    """
     text = ""
     try:
         async with aclosing(client.chat(messages, **options)) as answer:
             async for piece in answer:
                 if isinstance(piece, Figures):
-                    console.print(f"\n{piece.line()}", style="dim", highlight=False, soft_wrap=True)
+                    console.print(f"\n{piece.line()}", style="dim", soft_wrap=True)
                 else:
                     text += piece
                     console.out(piece, end="", highlight=False)
-    except P2PLLMError as error:
-        console.print(f"\n{error}", style="red", highlight=False, soft_wrap=True)
-        return text or None
+    except P2PLLMError:
+        if text:
+            console.print()
+        raise
     return text
 
 

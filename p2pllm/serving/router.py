@@ -1,9 +1,11 @@
-"""Which chain a request takes: Phase 2 over the live view."""
+"""Which chain a request takes: Phase 2 over the live view, away from peers that have just failed us."""
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from p2pllm.errors import NoRouteError
 from p2pllm.scheduling import Chain, PeerId, find_chain
@@ -11,25 +13,48 @@ from p2pllm.swarm import STALE_S, View, latency_of
 
 __all__ = ["Router"]
 
+BAN_S = 2.0
+"""How long a peer is avoided after its first failure; doubled with each further one."""
+
+MAX_BAN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ban:
+    seconds: float
+    until: float
+
 
 class Router:
-    """Answers from the view alone; never waits for the network."""
+    """Answers from the view and its own memory alone; never waits for the network."""
 
-    def __init__(self, *, view: View, layers: int, own: PeerId, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        view: View,
+        layers: int,
+        own: PeerId,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._view = view
         self._layers = layers
         self._own = own
         self._rng = rng
+        self._clock = clock
+        self._bans: dict[PeerId, _Ban] = {}
 
     def chain(
         self, *, expected_tokens: int, kv_blocks: int = 0, excluded: frozenset[PeerId] = frozenset()
     ) -> Chain:
         """The cheapest chain for one request. Raises NoRouteError with the layers that nobody serves.
 
-        Peers whose records are late are avoided, but a slow record is better than no answer.
+        Peers whose records are late, and those that failed lately, are avoided; but a doubtful chain is
+        better than none.
         """
-        peers = self._view.peers(time.monotonic())
-        stale = frozenset(state.peer for state in peers if state.age_s > STALE_S)
+        now = self._clock()
+        peers = self._view.peers(now)
+        doubtful = frozenset(state.peer for state in peers if state.age_s > STALE_S) | self._banned(now)
         holders = [holder for state in peers for holder in state.holders()]
         rho = latency_of(peers)
 
@@ -46,8 +71,26 @@ class Router:
             )
 
         try:
-            return solve(excluded | stale)
+            return solve(excluded | doubtful)
         except NoRouteError:
-            if not stale:
+            if not doubtful - excluded:
                 raise
             return solve(excluded)
+
+    def blame(self, peers: Iterable[PeerId]) -> None:
+        """These peers failed a session: avoid them, the longer the more often."""
+        now = self._clock()
+        for peer in peers:
+            known = self._bans.get(peer)
+            seconds = BAN_S if known is None else min(2 * known.seconds, MAX_BAN_S)
+            self._bans[peer] = _Ban(seconds, now + seconds)
+
+    def trust(self, peers: Iterable[PeerId]) -> None:
+        """These peers served a session to its end."""
+        for peer in peers:
+            self._bans.pop(peer, None)
+
+    def _banned(self, now: float) -> frozenset[PeerId]:
+        """Whom to avoid now. Long after its end a ban is forgotten, and the next one is short again."""
+        self._bans = {peer: ban for peer, ban in self._bans.items() if now < ban.until + MAX_BAN_S}
+        return frozenset(peer for peer, ban in self._bans.items() if now < ban.until)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from p2pllm.execution import SamplingParams
 from p2pllm.serving.completion import Prompt
@@ -14,18 +14,29 @@ from p2pllm.serving.completion import Prompt
 __all__ = ["ChatBody", "ContentPart", "MessageBody", "StreamOptions"]
 
 
+def _encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair, which no tokenizer takes; UnicodeError is a ValueError to
+    pydantic.
+    """
+    text.encode()
+    return text
+
+
+PlainText = Annotated[str, AfterValidator(_encodable)]
+
+
 class ContentPart(BaseModel):
     """One part of a message; only text can be served."""
 
     type: Literal["text"]
-    text: str
+    text: PlainText
 
 
 class MessageBody(BaseModel):
     """One chat message; ``content`` may be a string, null, or a list of text parts."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart] | None = None
+    content: PlainText | list[ContentPart] | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
@@ -54,7 +65,7 @@ class ChatBody(BaseModel):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     n: Literal[1] = 1

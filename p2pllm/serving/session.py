@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from p2pllm.errors import LinkError
+from p2pllm.errors import FrameError, LinkError, RequestError
 from p2pllm.execution import SamplingParams
 from p2pllm.scheduling import Chain, PeerId
 from p2pllm.transport import Close, Failed, Message, Open, Opened, Renew, Token, Tokens
@@ -102,11 +102,12 @@ class Session:
                 self._tell(0, Tokens(self.id, 0, start, chunk, start + CHUNK >= len(self._known)))
             yield
         finally:
-            renewal.cancel()
-            await asyncio.wait({renewal})
+            # First, for what follows may be cancelled.
             for peer in self.peers:
                 with suppress(LinkError):  # then its lease ends by itself
                     self._network.send(peer, Close(self.id))
+            renewal.cancel()
+            await asyncio.wait({renewal})
 
     def receive(self, sender: PeerId, message: Opened | Token | Failed) -> None:
         """Take in one frame; frames from peers that are not the stage they speak for are dropped."""
@@ -208,6 +209,8 @@ class Session:
             self._network.send(peer, message)
         except LinkError as error:
             raise StageLostError(frozenset({peer}), f"peer {peer[:8]}: {error}") from error
+        except FrameError as error:
+            raise RequestError(f"this request cannot be sent to a stage: {error}") from error
 
     async def _renew(self) -> None:
         while True:

@@ -27,8 +27,11 @@ __all__ = ["Stages"]
 Work = Tokens | Hidden | Token
 
 MAX_SEATS = 1024
-INBOX = 256
-"""Frames that may wait for one seat: more prefill chunks than the longest context has."""
+INBOX = 8192
+"""Frames that may wait for one seat: more prefill chunks than the longest contexts have."""
+
+MAX_WAITING_BYTES = 2**29
+"""Hidden states that may wait here in all, whoever sent them."""
 
 log = structlog.get_logger()
 
@@ -80,19 +83,22 @@ class Stages:
         own: PeerId,
         executor: Executor,
         send: Callable[[PeerId, Message], None],
+        drain: Callable[[PeerId], Awaitable[None]],
         connect: Callable[[PeerId], Awaitable[None]],
         changed: Callable[[], None],
     ) -> None:
-        """``connect`` brings up a link by peer id (LinkError); ``changed`` is told when a seat is taken or
-        left.
+        """``drain`` waits for room on a link, ``connect`` brings one up (both raise LinkError);
+        ``changed`` is told when a seat is taken or left.
         """
         self._own = own
         self._executor = executor
         self._send = send
+        self._drain = drain
         self._connect = connect
         self._changed = changed
         self._seats: dict[tuple[str, int], _Seat] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._waiting_bytes = 0
 
     async def run(self) -> None:
         """Serve until cancelled; then every seat is closed and its KV freed. Before and after, nobody gets
@@ -117,13 +123,19 @@ class Stages:
                     self._vacate(seat)
             case Renew():
                 for seat in self._of_session(sender, message.session):
-                    if seat.lease is not None:
+                    # One that has just run out cannot be extended any more.
+                    if seat.lease is not None and not seat.lease.expired():
                         seat.lease.reschedule(asyncio.get_running_loop().time() + seat.plan.lease_s)
 
     def peer_down(self, peer: PeerId) -> None:
-        """The link to ``peer`` is gone: what it opened here ends."""
-        for seat in [seat for seat in self._seats.values() if seat.entry == peer]:
-            self._vacate(seat)
+        """The link to ``peer`` is gone: what it opened ends, and what it was to go on with cannot."""
+        for seat in list(self._seats.values()):
+            if seat.entry == peer:
+                self._vacate(seat)
+            elif peer in (seat.next_peer, seat.previous_peer):
+                # A frame may have been lost with the link, and nothing else would tell.
+                self._tell(seat.entry, Failed(*seat.key, f"lost the link to {peer[:8]}"))
+                self._vacate(seat)
 
     def _open(self, sender: PeerId, plan: Open) -> None:
         refusal = self._refusal(sender, plan)
@@ -133,6 +145,8 @@ class Stages:
         seat = _Seat(entry=sender, plan=plan)
         self._seats[seat.key] = seat
         seat.task = self._tasks.create_task(self._serve(seat))
+        # Not a `finally` of the task: one that is cancelled before its first step never gets there.
+        seat.task.add_done_callback(lambda _: self._left(seat))
         self._changed()
 
     def _refusal(self, sender: PeerId, plan: Open) -> str:
@@ -151,11 +165,12 @@ class Stages:
         seat = self._seats.get((work.session, work.stage))
         if seat is None or not seat.accepts(sender, work):
             return
-        try:
-            seat.inbox.put_nowait(work)
-        except asyncio.QueueFull:
-            self._tell(seat.entry, Failed(*seat.key, "too many frames at once"))
+        if seat.inbox.full() or self._waiting_bytes + _size(work) > MAX_WAITING_BYTES:
+            self._tell(seat.entry, Failed(*seat.key, "too much waits here already"))
             self._vacate(seat)
+            return
+        seat.inbox.put_nowait(work)
+        self._waiting_bytes += _size(work)
 
     def _of_session(self, entry: PeerId, session: str) -> list[_Seat]:
         return [seat for seat in self._seats.values() if seat.entry == entry and seat.plan.session == session]
@@ -176,7 +191,9 @@ class Stages:
             opened = True
             async with asyncio.timeout(seat.plan.lease_s) as seat.lease:
                 while True:
-                    await self._step(seat, await seat.inbox.get())
+                    work = await seat.inbox.get()
+                    self._waiting_bytes -= _size(work)
+                    await self._step(seat, work)
         except TimeoutError:
             log.info("session_lease_ended", session=seat.plan.session[:8], stage=seat.plan.stage)
         except P2PLLMError as error:
@@ -190,10 +207,14 @@ class Stages:
             # A bug met by one session must not take the peer down with everybody else's sessions.
             log.exception("session_crashed", session=seat.plan.session[:8], stage=seat.plan.stage)
             self._tell(seat.entry, Failed(*seat.key, "internal error, see the log of this peer"))
-        finally:
-            self._executor.release(seat.key)
-            del self._seats[seat.key]
-            self._changed()
+
+    def _left(self, seat: _Seat) -> None:
+        """The seat's task is over: free what it held."""
+        self._executor.release(seat.key)
+        del self._seats[seat.key]
+        while not seat.inbox.empty():
+            self._waiting_bytes -= _size(seat.inbox.get_nowait())
+        self._changed()
 
     def _reserve(self, seat: _Seat) -> None:
         _, start, end = seat.plan.stages[seat.plan.stage]
@@ -248,17 +269,19 @@ class Stages:
 
     async def _forward(self, seat: _Seat, message: Hidden | Token) -> None:
         try:
+            await self._connect(seat.next_peer)
+            await self._drain(seat.next_peer)
             self._send(seat.next_peer, message)
-        except LinkError:
-            # A link that broke may come back at once; a peer that is gone says so quickly.
-            try:
-                await self._connect(seat.next_peer)
-                self._send(seat.next_peer, message)
-            except LinkError as error:
-                raise SessionError(f"lost the next stage {seat.next_peer[:8]}: {error}") from error
+        except LinkError as error:
+            raise SessionError(f"lost the next stage {seat.next_peer[:8]}: {error}") from error
 
     def _tell(self, peer: PeerId, message: Message) -> None:
         try:
             self._send(peer, message)
         except LinkError as error:
             log.debug("entry_unreachable", peer=peer[:8], reason=str(error))
+
+
+def _size(work: Work) -> int:
+    """Bytes that waiting costs, beside a small constant."""
+    return len(work.data) if isinstance(work, Hidden) else 0

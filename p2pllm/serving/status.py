@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from p2pllm.records import MetricsBody
 from p2pllm.scheduling import Chain, PeerId
 from p2pllm.swarm import PeerState
 
 __all__ = ["chain_json", "swarm_json"]
 
 Json = dict[str, Any]
+
+NO_METRICS = MetricsBody((), 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, ())
+"""Of a peer that has not said yet how it does."""
 
 
 def swarm_json(
@@ -47,8 +51,7 @@ def chain_json(chain: Chain, peers: Sequence[PeerState]) -> list[Json]:
 
 
 def _peer_json(state: PeerState, layers: int) -> Json:
-    body, metrics = state.body, state.metrics
-    spans = metrics.spans if metrics is not None else ()
+    body, metrics = state.body, state.metrics or NO_METRICS
     return {
         "peer": state.peer,
         "region": body.region,
@@ -57,20 +60,20 @@ def _peer_json(state: PeerState, layers: int) -> Json:
         "dtype": body.dtype,
         "software": body.software,
         "memory_bytes": body.memory_bytes,
-        "memory_used": metrics.memory_used if metrics is not None else 0,
+        "memory_used": metrics.memory_used,
         "flops": body.flops,
         "bandwidth": body.bandwidth,
         "capacity": body.capacity,
         "leaving": body.leaving,
         "age_s": round(state.age_s, 3),
-        "spans": [{"start": span.start, "end": span.end, "state": span.state} for span in spans],
-        "layer_s": metrics.layer_s if metrics is not None else 0.0,
-        "head_s": metrics.head_s if metrics is not None else 0.0,
-        "wait_s": metrics.wait_s if metrics is not None else 0.0,
+        "spans": [{"start": span.start, "end": span.end, "state": span.state} for span in metrics.spans],
+        "layer_s": metrics.layer_s,
+        "head_s": metrics.head_s,
+        "wait_s": metrics.wait_s,
         "tau_s": _tau(state, layers),
-        "running": metrics.running if metrics is not None else 0,
-        "waiting": metrics.waiting if metrics is not None else 0,
-        "free_kv_blocks": metrics.free_kv_blocks if metrics is not None else 0,
+        "running": metrics.running,
+        "waiting": metrics.waiting,
+        "free_kv_blocks": metrics.free_kv_blocks,
     }
 
 

@@ -1,45 +1,55 @@
-"""The swarm as a table for people."""
+"""What people see of the swarm. Names come from strangers, so nothing here is read as markup."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from p2pllm.config import format_bytes
 
-__all__ = ["swarm_table"]
+__all__ = ["make_console", "ranges", "swarm_table"]
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that prints what it is given, and nothing as markup."""
+    return Console(stderr=stderr, markup=False, highlight=False)
+
+
+def ranges(spans: Iterable[tuple[int, int]]) -> str:
+    """Layer ranges for people: ``0:3, 7:9``."""
+    return ", ".join(f"{start}:{end}" for start, end in spans)
 
 
 def swarm_table(swarm: dict[str, Any]) -> Table:
     """A rich table of the body of ``/api/swarm``: peer, region, layers, τ, memory."""
-    missing = ", ".join(f"{start}:{end}" for start, end in swarm["missing"])
+    title = f"{swarm['model']} · {swarm['layers']} layers · swarm {swarm['swarm'][:8]}"
+    missing = ranges(swarm["missing"])
     table = Table(
-        title=f"{swarm['model']} · {swarm['layers']} layers · swarm {swarm['swarm'][:8]}",
-        caption=f"no peer serves layers {missing}" if missing else None,
-        caption_style="bold red",
+        title=Text(title),
+        caption=Text(f"no peer serves layers {missing}", style="bold red") if missing else None,
         title_justify="left",
     )
-    for heading, justify in (
-        ("peer", "left"),
-        ("region", "left"),
-        ("layers", "left"),
-        ("τ", "right"),
-        ("memory", "right"),
-        ("hardware", "left"),
-    ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for heading in ("peer", "region", "layers"):
+        table.add_column(heading)
+    for heading in ("τ", "memory"):
+        table.add_column(heading, justify="right")
+    table.add_column("hardware")
     for peer in swarm["peers"]:
-        spans = ", ".join(
-            f"{span['start']}:{span['end']}" + ("" if span["state"] == "ready" else f" {span['state']}")
+        spans = (
+            ranges([(span["start"], span["end"])]) + ("" if span["state"] == "ready" else f" {span['state']}")
             for span in peer["spans"]
         )
-        table.add_row(
+        cells = (
             peer["peer"][:8] + (" (this one)" if peer["peer"] == swarm["self"] else ""),
             peer["region"],
-            spans or "starting",
+            ", ".join(spans) or "starting",
             f"{peer['tau_s'] * 1000:.1f} ms" if peer["tau_s"] else "–",
             f"{format_bytes(peer['memory_used'])} of {format_bytes(peer['memory_bytes'])}",
             peer["hardware"],
         )
+        table.add_row(*map(Text, cells))
     return table

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import structlog
 
-from p2pllm.config import Address
+from p2pllm.config import Address, format_addresses
 from p2pllm.dht import DhtNode
 from p2pllm.errors import ModelError
-from p2pllm.records import SwarmBody, directory_key, swarms_key
+from p2pllm.records import SwarmBody, directory_key, swarm_id, swarms_key
 from p2pllm.scheduling import PeerId
 from p2pllm.swarm.prober import Prober, likely_successors
 from p2pllm.swarm.publisher import Publisher
@@ -72,7 +72,11 @@ class Membership:
     async def _join(self) -> bool:
         if not await self._dht.bootstrap(self._bootstrap):
             return False
-        log.info("bootstrap_joined", addresses=_listed(self._bootstrap), contacts=len(self._dht.contacts()))
+        log.info(
+            "bootstrap_joined",
+            addresses=format_addresses(self._bootstrap),
+            contacts=len(self._dht.contacts()),
+        )
         if not self._new_swarm:
             await self._check_model()
         return True
@@ -84,12 +88,12 @@ class Membership:
         served = {
             record.body.fingerprint: record.body.model
             for record in await self._dht.read(swarms_key())
-            if isinstance(record.body, SwarmBody)
+            if isinstance(record.body, SwarmBody) and record.swarm == swarm_id(record.body.fingerprint)
         }
         if served and self._model.fingerprint not in served:
             names = ", ".join(f"{name} ({fingerprint[:8]})" for fingerprint, name in sorted(served.items()))
             raise ModelError(
-                f"the network at {_listed(self._bootstrap)} serves {names}, not {self._model.model} "
+                f"the network at {format_addresses(self._bootstrap)} serves {names}, not {self._model.model} "
                 f"({self._model.fingerprint[:8]}): pass the same --model, or --new-swarm to serve it too"
             )
 
@@ -102,7 +106,9 @@ class Membership:
                 delay = RETRY_FIRST_S
                 await asyncio.sleep(CONTACT_CHECK_S)
                 continue
-            log.warning("bootstrap_unreachable", addresses=_listed(self._bootstrap), retry_in_s=delay)
+            log.warning(
+                "bootstrap_unreachable", addresses=format_addresses(self._bootstrap), retry_in_s=delay
+            )
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_MAX_S)
             joined = await self._join()
@@ -132,7 +138,3 @@ class Membership:
                 likely_successors(self._own, end, self._model.layers, self._view.peers(now))
             )
             await asyncio.sleep(PROBE_S)
-
-
-def _listed(addresses: Sequence[Address]) -> str:
-    return ", ".join(f"{host}:{port}" for host, port in addresses)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -18,6 +19,8 @@ __all__ = ["MAX_PROBED", "LatencyEstimates", "Prober", "likely_successors"]
 MAX_PROBED = 8
 """As many ρ as a metrics record carries."""
 
+FIRST_RETRY_S = 2.0
+LAST_RETRY_S = 60.0
 SMOOTHING = 0.3
 WINDOW = 8
 """The minimum over this many probes bounds the estimate from above: a busy moment is not a long wire."""
@@ -69,18 +72,30 @@ def likely_successors(own: PeerId, end: int, layers: int, peers: Sequence[PeerSt
 class Prober:
     """Keeps the estimates fresh over the links."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, clock: Callable[[], float] = time.monotonic) -> None:
         self._links = links
+        self._clock = clock
+        self._unreached: dict[PeerId, tuple[float, float]] = {}
+        """(delay, when to try again) of peers that do not answer: a record may name anybody's address."""
         self.estimates = LatencyEstimates()
 
     async def probe(self, targets: Sequence[PeerState]) -> None:
         """Ping every target once, all at the same time."""
-        self.estimates.keep([state.peer for state in targets])
-        await asyncio.gather(*(self._ping(state) for state in targets))
+        peers = {state.peer for state in targets}
+        self.estimates.keep(sorted(peers))
+        self._unreached = {peer: entry for peer, entry in self._unreached.items() if peer in peers}
+        due = [state for state in targets if self._due(state.peer)]
+        await asyncio.gather(*(self._ping(state) for state in due))
+
+    def _due(self, peer: PeerId) -> bool:
+        return peer not in self._unreached or self._clock() >= self._unreached[peer][1]
 
     async def _ping(self, state: PeerState) -> None:
         try:
             await self._links.ensure(state.peer, state.body.addresses)
             self.estimates.add(state.peer, await self._links.ping(state.peer))
+            self._unreached.pop(state.peer, None)
         except LinkError as error:
+            delay = min(2 * self._unreached.get(state.peer, (FIRST_RETRY_S / 2, 0.0))[0], LAST_RETRY_S)
+            self._unreached[state.peer] = delay, self._clock() + delay
             log.debug("probe_failed", peer=state.peer[:8], reason=str(error))

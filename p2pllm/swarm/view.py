@@ -26,6 +26,9 @@ GONE_S = 6.0
 JOIN_S = 30.0
 """How long a peer that has published its description but no metrics yet (it is starting) is listed."""
 
+MAX_PEERS = 4096
+"""Ids that are kept at most: anybody can make new ones."""
+
 REMEMBER_S = 600.0
 """How long sequence numbers of silent peers are kept, so that no late copy of an old record revives them."""
 
@@ -134,6 +137,8 @@ class View:
 def _hear(table: dict[PeerId, _Heard[_Body]], record: Record, body: _Body, now: float) -> bool:
     known = table.get(record.peer_id)
     if known is not None and known.seq >= record.seq:
+        return False
+    if known is None and len(table) >= MAX_PEERS:
         return False
     table[record.peer_id] = _Heard(record.seq, body, now)
     return True

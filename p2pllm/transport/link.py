@@ -60,6 +60,8 @@ class Link:
         self._sockets: dict[Socket, sockets.socket] = {}
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_FRAMES)
         self._outbox_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
         self._pings: dict[int, asyncio.Future[float]] = {}
         self._ended = ""
         """Why the link ended; empty while it is up."""
@@ -101,7 +103,24 @@ class Link:
         if self._outbox.full() or self._outbox_bytes + len(frame) > self._limits.frame:
             raise LinkError(f"the link to peer {self.peer[:8]} is congested")
         self._outbox.put_nowait(frame)
-        self._outbox_bytes += len(frame)
+        self._count(len(frame))
+
+    async def drain(self, timeout: float) -> None:
+        """Wait until at most half of what may be queued is; raises LinkError after ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._room.wait()
+        except TimeoutError:
+            raise LinkError(f"the link to peer {self.peer[:8]} is congested") from None
+        if self._ended:
+            raise LinkError(f"the link to peer {self.peer[:8]} went down: {self._ended}")
+
+    def _count(self, queued: int) -> None:
+        self._outbox_bytes += queued
+        if self._outbox_bytes > self._limits.frame // 2:
+            self._room.clear()
+        else:
+            self._room.set()
 
     async def ping(self, nonce: int, timeout: float) -> float:
         """Return the seconds until the peer answered; raises LinkError if it does not within ``timeout``."""
@@ -165,7 +184,7 @@ class Link:
                 frame = await self._outbox.get()
                 async with asyncio.timeout(self._stall_s):
                     await socket.send_bytes(frame)
-                self._outbox_bytes -= len(frame)
+                self._count(-len(frame))
                 self._outbox.task_done()
         except TimeoutError:
             self._end(f"it read nothing for {self._stall_s:g} s")
@@ -177,6 +196,7 @@ class Link:
         if self._ended:
             return
         self._ended = reason
+        self._room.set()
         log.info("link_down", peer=self.peer[:8], reason=reason)
         for socket, descriptor in self._sockets.items():
             if socket is not still_open:

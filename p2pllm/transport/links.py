@@ -92,6 +92,11 @@ class Links:
         else:
             self._link(peer).send(message)
 
+    async def drain(self, peer: PeerId, timeout: float = 30.0) -> None:
+        """Wait until a large message can be sent; raises LinkError if the link is not that fast, or gone."""
+        if peer != self._identity.peer_id:
+            await self._link(peer).drain(timeout)
+
     async def ping(self, peer: PeerId, timeout: float = 1.0) -> float:
         """Return the round trip to a linked peer in seconds; raises LinkError if it is over ``timeout``."""
         if peer == self._identity.peer_id:

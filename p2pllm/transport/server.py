@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 from aiohttp import web
 
-from p2pllm.errors import UsageError
+from p2pllm.errors import PortTakenError, UsageError
 
 __all__ = ["Server", "serve"]
 
@@ -40,7 +42,6 @@ async def serve(app: web.Application, host: str, port: int, *, flag: str = "--po
         await runner.cleanup()
         # asyncio puts the address before the system's own words.
         reason = (error.strerror or str(error)).rpartition(": ")[2]
-        raise UsageError(
-            f"cannot listen on {host}:{port} ({reason}): choose another address with {flag}"
-        ) from None
+        kind = PortTakenError if error.errno == errno.EADDRINUSE else UsageError
+        raise kind(f"cannot listen on {host}:{port} ({reason}): choose another address with {flag}") from None
     return Server(runner)

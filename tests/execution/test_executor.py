@@ -315,13 +315,34 @@ async def test_a_bug_is_no_hang(tiny: tuple[Checkpoint, Any], monkeypatch: pytes
     stage = Executor(tiny[0], 0, 4, dtype="float32", device="cpu", threads=1, kv_bytes=1 << 20)
     await stage.load()
     stage.reserve(("a", 0), start=0, end=4, tokens=32, sampling=GREEDY)
-    monkeypatch.setattr(step, "_inputs", lambda *_: 1 / 0)
+    monkeypatch.setattr(step, "run_step", lambda *_: 1 / 0)
     for _ in range(2):
         with pytest.raises(SessionError):
             await stage.run(("a", 0), 0, PROMPT, sample=True)
     with pytest.raises(ZeroDivisionError):
+        await stage.watch()
+    with pytest.raises(ZeroDivisionError):
         await stage.close()
     assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("out of memory"), ValueError("odd")])
+async def test_what_one_step_raises_costs_its_sessions_alone(
+    tiny: tuple[Checkpoint, Any], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    from p2pllm.execution import step
+
+    def fail(*_: object) -> None:
+        raise error
+
+    async with executor(tiny[0], 0, 4) as stage:
+        stage.reserve(("a", 0), start=0, end=4, tokens=32, sampling=GREEDY)
+        for broken in ("_forward", "_inputs"):
+            with monkeypatch.context() as patch:
+                patch.setattr(step, broken, fail)
+                with pytest.raises(SessionError, match="the forward pass failed"):
+                    await stage.run(("a", 0), 0, PROMPT, sample=True)
+        assert (await stage.run(("a", 0), 0, PROMPT, sample=True)).token is not None
 
 
 async def test_stats_are_measured_from_the_start(tiny: tuple[Checkpoint, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2pllm.errors import UsageError
-from p2pllm.execution import choose_device, default_dtype, default_kv_bytes, default_threads, hardware, probe
+from p2pllm.execution import choose_device, default_dtype, default_threads, hardware, probe
 
 
 def test_probe_of_the_cpu() -> None:
@@ -58,10 +58,6 @@ def test_dtype_of_gpus() -> None:
 def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert [default_threads(peers) for peers in (0, 1, 3, 8, 9)] == [8, 8, 2, 1, 1]
-
-
-def test_kv_gets_a_quarter() -> None:
-    assert default_kv_bytes(8 << 30) == 2 << 30
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

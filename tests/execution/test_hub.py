@@ -100,6 +100,27 @@ def test_no_such_model(directory: Path, tmp_path: Path) -> None:
     assert "\n" not in message
 
 
+ASK_FOR_FILES = """
+from p2pllm.execution.hub import HubFiles
+files = HubFiles(MODEL, "c0ffee" * 6 + "0000")
+asked = [("model.safetensors", 0, 8)]
+for call in (lambda: files.text("config.json"), lambda: files.path("x"), files.directory, lambda:
+files.ranges(asked)):
+    try:
+        print(call())
+    except ModelError as error:
+        print(error)
+"""
+
+
+def test_a_hub_that_is_gone_is_not_mistaken_for_a_missing_file(directory: Path, tmp_path: Path) -> None:
+    with serve_hub(directory) as hub:
+        pass  # its port is free again
+    lines = in_a_process(hub.url, tmp_path, ASK_FOR_FILES).splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("cannot get someone/tiny from the hub") for line in lines)
+
+
 def test_a_repository_without_weights(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     shutil.copy(directory / "config.json", tmp_path / "files")

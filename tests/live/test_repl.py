@@ -101,7 +101,7 @@ def test_a_chat(peer: Terminal, tmp_path: Path) -> None:
     peer.expect("›")
     peer.type("/exit\r")
     assert peer.process.wait(20) == 0
-    (log,) = tmp_path.glob("peer-*.log")
+    (log,) = tmp_path.glob("peer.log")
     assert "api_listening" in log.read_text()
     assert "Traceback" not in log.read_text()
 

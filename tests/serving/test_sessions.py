@@ -22,7 +22,7 @@ from p2pllm.scheduling import Chain, PeerId, Stage
 from p2pllm.serving.generation import Generation, Generator
 from p2pllm.serving.session import Network
 from p2pllm.serving.stages import Stages
-from p2pllm.transport import Close, Failed, Message, Open, Opened, Renew, Token, Tokens
+from p2pllm.transport import Close, Failed, Hidden, Message, Open, Opened, Renew, Token, Tokens
 
 LAYERS = 6
 VOCABULARY = 97
@@ -91,6 +91,7 @@ class Wires:
                 own=peer,
                 executor=executor,  # type: ignore[arg-type]
                 send=self.sender(peer),
+                drain=self.connector(peer),
                 connect=self.connector(peer),
                 changed=lambda: None,
             )
@@ -143,6 +144,12 @@ class Wires:
                     if not excluded & {stage.peer for stage in chain.stages}:
                         return chain
                 raise NoRouteError(((0, LAYERS),))
+
+            def blame(self, peers: frozenset[PeerId]) -> None:
+                assert peers
+
+            def trust(self, peers: frozenset[PeerId]) -> None:
+                assert peers
 
         network = Network(
             own=peer,
@@ -321,15 +328,72 @@ async def test_a_session_ends_with_its_entry_and_with_its_lease() -> None:
     async with network.running():
         plan = Open("s1", 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
         network.sender(B)(A, plan)
-        network.sender(B)(A, replace(plan, session="s2", lease_s=0.05))
-        await asyncio.sleep(0.01)
-        assert len(network.executors[A].open) == 2
+        network.sender(B)(A, replace(plan, session="s2", lease_s=0.5))
         async with asyncio.timeout(5):
+            while len(network.executors[A].open) != 2:
+                await asyncio.sleep(0)
             while len(network.executors[A].open) == 2:
                 await asyncio.sleep(0.01)
         assert list(network.executors[A].open) == [("s1", 0)]
         network.kill(B)
         await settled(network)
+
+
+async def test_open_and_close_in_one_breath_leave_no_seat() -> None:
+    network = Wires({A: (0, 6), B: (0, 1)})
+    async with network.running():
+        plan = Open("s", 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
+        for number in range(2000):  # more than there are seats
+            network.deliver(B, A, replace(plan, session=f"s{number}"))
+            network.deliver(B, A, Close(f"s{number}"))
+            await asyncio.sleep(0)
+        generator = network.entry(B, chain((A, 0, 6)))
+        assert await collect(generator, [4], 3) == expected([4], 3)
+        await settled(network)
+
+
+@pytest.mark.parametrize("told", [A, B])
+async def test_a_link_that_breaks_between_two_stages_is_told_at_once(told: PeerId) -> None:
+    """Both peers live and answer pings; only they know that a frame between them may be lost."""
+    network = Wires({A: (0, 3), B: (3, 6), C: (3, 6), D: (0, 3)})
+    lost: list[Message] = []
+
+    def drop(sender: PeerId, message: Message) -> Message | None:
+        if sender in (A, B) and isinstance(message, Hidden | Token) and message.position == 5:
+            lost.append(message)
+            return None
+        return message
+
+    network.tamper = drop
+    async with network.running():
+        generator = network.entry(D, chain((A, 0, 3), (B, 3, 6)), chain((D, 0, 3), (C, 3, 6)))
+        task = asyncio.create_task(collect(generator, [1, 2], 12))
+        async with asyncio.timeout(5):
+            while not lost:
+                await asyncio.sleep(0)
+        network.stages[told].peer_down({A: B, B: A}[told])
+        async with asyncio.timeout(1):  # far less than the deadline of a silent stage
+            assert await task == expected([1, 2], 12)
+        await settled(network)
+
+
+async def test_hidden_states_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pllm.serving.stages.MAX_WAITING_BYTES", 4000)
+    network = Wires({A: (0, 3), B: (3, 6)})
+    stages = ((A, 0, 3), (B, 3, 6))
+    async with network.running():
+        for number in range(2):
+            network.deliver(A, B, Open(f"s{number}", 1, stages, A, 16, 0.0, 1.0, 0, 0, (), 15, 60.0))
+        await asyncio.sleep(0.01)
+        flood = Hidden("s0", 1, 0, False, "float32", (100, 1), bytes(400))
+        for _ in range(11):
+            network.deliver(A, B, flood)
+        await asyncio.sleep(0.01)
+        assert list(network.executors[B].open) == [("s1", 1)], "the flood cost its own session alone"
+        for _ in range(9):
+            network.deliver(A, B, replace(flood, session="s1"))
+            await asyncio.sleep(0.001)
+        assert ("s1", 1) in network.executors[B].open, "what was worked off does not count"
 
 
 async def test_frames_from_the_wrong_peer_change_nothing() -> None:
