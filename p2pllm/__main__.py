@@ -1,6 +1,10 @@
 """``python -m p2pllm``."""
 
-from p2pllm.cli import main
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        from p2pllm.cli import main
+
+        code = main()
+    except KeyboardInterrupt:  # in the middle of an import
+        code = 130
+    raise SystemExit(code)

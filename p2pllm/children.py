@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,15 +13,28 @@ from typing import Any, Self
 
 from p2pllm.errors import P2PLLMError
 
-__all__ = ["Child", "Children"]
+__all__ = ["Child", "Children", "on_stdin_closed"]
 
 STOP_S = 5.0
 """How long a child may take to stop by itself before it is killed."""
 
+STDIN = 0
 KEPT_LINES = 50
 MAX_LINE = 2**20
 
 Event = dict[str, Any]
+
+
+def on_stdin_closed(stop: Callable[[], None]) -> None:
+    """Call ``stop`` when stdin closes: then the parent process is gone, however it went."""
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        if not os.read(STDIN, 4096):
+            loop.remove_reader(STDIN)
+            stop()
+
+    loop.add_reader(STDIN, readable)
 
 
 class Child:
@@ -135,11 +149,14 @@ class Children:
     async def start(
         self, name: str, command: Sequence[str], *, on_event: Callable[[Event], None] = lambda _event: None
     ) -> Child:
-        """Start a process, in a session of its own, so that Ctrl-C reaches only us."""
+        """Start a process, in a session of its own, so that Ctrl-C reaches only us.
+
+        Its stdin stays open as long as we live, so it can tell when we were killed (``on_stdin_closed``).
+        """
         spawning = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pllm.addresses import Listening
+from p2pllm.children import on_stdin_closed
 from p2pllm.config import INTERRUPTED, PeerConfig
 from p2pllm.errors import P2PLLMError
 from p2pllm.flags import COMMANDS, make_parser
@@ -74,7 +75,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 def _up(options: argparse.Namespace) -> int:
     fields = {name: getattr(options, name) for name in PeerConfig.__dataclass_fields__}
     config = PeerConfig(**fields)
-    return _run(_peer(config, repl=not config.headless and sys.stdin.isatty()))
+    return _run(_peer(config, repl=not config.headless and sys.stdin is not None and sys.stdin.isatty()))
 
 
 async def _peer(config: PeerConfig, *, repl: bool) -> int:
@@ -94,6 +95,8 @@ async def _peer(config: PeerConfig, *, repl: bool) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leave)
+    if config.until_eof:
+        on_stdin_closed(stop.set)
     if not repl:
         configure_logs(json=config.log_json, debug=config.debug)
         await run_peer(config, stop=stop)

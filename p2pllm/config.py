@@ -21,6 +21,7 @@ __all__ = [
     "format_bytes",
     "parse_address",
     "parse_addresses",
+    "parse_hosts",
     "parse_layers",
     "parse_region",
     "parse_size",
@@ -41,6 +42,8 @@ LINK_PORT = 7600
 PORT_TRIES = 100
 """How many ports from a default on are tried before giving up."""
 
+MAX_HOST = 255
+MAX_SIZE = 2**60
 MAX_REGION = 64
 """Bytes in the name of a region."""
 
@@ -79,6 +82,7 @@ class PeerConfig:
     dtype: str | None = None
     threads: int | None = None
     headless: bool = False
+    until_eof: bool = False
     data_dir: Path
     log_json: bool = False
     debug: bool = False
@@ -93,14 +97,33 @@ def parse_address(text: str) -> Address:
     """``host:port`` or ``[v6]:port`` → (host, port). Raises UsageError."""
     host, _, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= _MAX_PORT:
+    if (
+        not 1 <= len(host) <= MAX_HOST
+        or not host.isprintable()
+        or not port.isascii()
+        or not port.isdigit()
+        or not 1 <= int(port) <= _MAX_PORT
+    ):
         raise UsageError(f"{text!r} is not an address: write host:port, for example 192.0.2.1:{LINK_PORT}")
     return host, int(port)
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:
     """Comma-separated addresses, in order, without repeats. Raises UsageError."""
-    return tuple(dict.fromkeys(parse_address(part) for part in text.split(",") if part.strip()))
+    return tuple(dict.fromkeys(parse_address(part) for part in text.split(",")))
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Comma-separated hosts, each with or without a port, as ``--advertise`` takes them. Raises
+    UsageError.
+    """
+    hosts = tuple(part.strip() for part in text.split(","))
+    for host in hosts:
+        if not 1 <= len(host) <= MAX_HOST or not host.isprintable():
+            raise UsageError(
+                f"{host!r} is not a host: write a name or an address, with :port where it differs"
+            )
+    return hosts
 
 
 def parse_layers(text: str) -> tuple[int, int]:
@@ -125,7 +148,10 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a size: write for example 8GiB or 500MB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    size = float(match[1]) * _UNITS[(match[2] or "").lower()]
+    if not 1 <= size < MAX_SIZE:
+        raise UsageError(f"{text!r} is not a size that memory has: write for example 8GiB or 500MB")
+    return int(size)
 
 
 def format_addresses(addresses: Iterable[Address]) -> str:

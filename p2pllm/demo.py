@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ REGIONS = ("eu", "us", "asia", "africa", "oceania")
 START_DEADLINE_S = 120.0
 READY_POLL_S = 0.1
 SHARE_BYTES = 32 * 2**20
-SHARE_S = 0.25
+SHARE_S = 0.5
 BOOTSTRAP_SCRIPT = Path(p2pllm.__file__).parent.parent / "bootstrap" / "bootstrap.py"
 
 
@@ -82,35 +82,34 @@ async def run_demo(demo: Demo) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
-    work = asyncio.ensure_future(_demo(demo, stop.set))
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    # Once only: a second Ctrl-C must not cut the clean-up short.
-    (stopped if work.done() else work).cancel()
-    await asyncio.wait({work, stopped})
+    async with Children(echo=demo.debug) as children:
+        work = asyncio.ensure_future(_demo(demo, children, stop.set))
+        stopped = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        (stopped if work.done() else work).cancel()
+        await asyncio.wait({work, stopped})
+        # The children stop in this task, which no signal cancels.
     if work.cancelled():
         return INTERRUPTED
     work.result()
     return 0
 
 
-async def _demo(demo: Demo, interrupt: Callable[[], None]) -> None:
+async def _demo(demo: Demo, children: Children, interrupt: Callable[[], None]) -> None:
     # Progress goes to stderr, so that stdout holds the answer alone.
     console = make_console(stderr=True)
-    async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pllm-demo-"))
-        children = await stack.enter_async_context(Children(echo=demo.debug))
+    with tempfile.TemporaryDirectory(prefix="p2pllm-demo-", ignore_cleanup_errors=True) as folder:
         api = await _start(demo, Path(folder), children, console)
-        client = await stack.enter_async_context(api_client(api))
-        if demo.prompt is None:
-            console.print(swarm_table(await client.swarm()))
-            console.print(f"API at {api}", style="dim")
-            await chat_loop(client, make_console(), on_interrupt=interrupt)
-        elif demo.json:
-            print(json.dumps(await _answer(client, demo)))  # noqa: T201  the result itself
-        else:
-            console.print(swarm_table(await client.swarm()))
-            await print_answer(client, make_console(), _messages(demo), **_options(demo))
+        async with api_client(api) as client:
+            if demo.prompt is None:
+                console.print(swarm_table(await client.swarm()))
+                console.print(f"API at {api}", style="dim")
+                await chat_loop(client, make_console(), on_interrupt=interrupt)
+            elif demo.json:
+                print(json.dumps(await _answer(client, demo)))  # noqa: T201  the result itself
+            else:
+                console.print(swarm_table(await client.swarm()))
+                await print_answer(client, make_console(), _messages(demo), **_options(demo))
 
 
 def _messages(demo: Demo) -> list[dict[str, object]]:
@@ -171,7 +170,7 @@ async def _start(demo: Demo, folder: Path, children: Children, console: Console)
         bootstrap = await _start_bootstrap(folder, children)
         progress.update(step, description="starting the peers")
         bars = [
-            progress.add_task(f"peer {number + 1}  layers {a}:{b}", total=1.0)
+            progress.add_task(f"peer {number + 1}  layers {a}:{b}", total=None)
             for number, (a, b) in enumerate(slices)
         ]
         peers = [
@@ -198,9 +197,9 @@ async def _start(demo: Demo, folder: Path, children: Children, console: Console)
 
 def _show(progress: Progress, bar: TaskID, event: dict[str, object]) -> None:
     if event.get("event") == "loading_progress":
-        progress.update(bar, completed=float(str(event["share"])))
+        progress.update(bar, completed=float(str(event["share"])), total=1.0)
     elif event.get("event") == "ready":
-        progress.update(bar, completed=1.0)
+        progress.update(bar, completed=1.0, total=1.0)
 
 
 async def _start_bootstrap(folder: Path, children: Children) -> str:
@@ -208,7 +207,16 @@ async def _start_bootstrap(folder: Path, children: Children) -> str:
         raise P2PLLMError(
             "the demo needs the folder bootstrap/ of the source tree: run it from a checkout (make demo)"
         )
-    command = [sys.executable, str(BOOTSTRAP_SCRIPT), "--host", LOOPBACK, "--port", "0", "--log-json"]
+    command = [
+        sys.executable,
+        str(BOOTSTRAP_SCRIPT),
+        "--host",
+        LOOPBACK,
+        "--port",
+        "0",
+        "--log-json",
+        "--until-eof",
+    ]
     child = await children.start("the bootstrap node", [*command, "--data-dir", str(folder / "bootstrap")])
     return (await child.line("listening on ")).removeprefix("listening on ")
 
@@ -218,6 +226,7 @@ def _peer_command(
 ) -> list[str]:
     threads = demo.threads or max(1, (os.cpu_count() or 1) // demo.peers)
     command = [sys.executable, "-m", "p2pllm", "up", "--headless", "--log-json", "--bootstrap", bootstrap]
+    command += ["--until-eof"]
     command += ["--host", LOOPBACK, "--port", "0", "--api-port", "0", "--model", demo.model]
     command += ["--layers", f"{layers[0]}:{layers[1]}", "--threads", str(threads)]
     command += ["--memory", str(psutil.virtual_memory().available * 9 // 10 // demo.peers)]

@@ -18,6 +18,7 @@ __all__ = [
     "RecordError",
     "RequestError",
     "SessionError",
+    "UnreachedError",
     "UsageError",
 ]
 
@@ -68,6 +69,14 @@ class ContextLengthError(RequestError):
 
 class SessionError(P2PLLMError):
     """A generation broke off; what was generated so far was delivered."""
+
+
+class UnreachedError(SessionError):
+    """A stage cannot reach the next one, ``peer``, which others may well reach."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        self.peer = peer
+        super().__init__(f"lost the next stage {peer[:8]}: {reason}")
 
 
 class NoRouteError(P2PLLMError):

@@ -13,6 +13,7 @@ from p2pllm.config import (
     LINK_PORT,
     default_data_dir,
     parse_addresses,
+    parse_hosts,
     parse_layers,
     parse_region,
     parse_size,
@@ -22,6 +23,7 @@ from p2pllm.errors import UsageError
 __all__ = ["COMMANDS", "make_parser"]
 
 COMMANDS = ("up", "demo", "chat", "status")
+MAX_THREADS = 1024
 DEFAULT_API = f"http://127.0.0.1:{API_PORT}"
 
 EPILOG = f"""\
@@ -90,9 +92,21 @@ def _port(text: str) -> int:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or not 1 <= int(text) <= 2**31 - 1:
         raise UsageError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _threads(text: str) -> int:
+    if _positive(text) > MAX_THREADS:
+        raise UsageError(f"{text!r} threads are more than {MAX_THREADS}")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    if not text.replace(".", "", 1).isdecimal() or float(text) > 2:
+        raise UsageError(f"{text!r} is not a temperature: write a number from 0 (greedy) to 2")
+    return float(text)
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +122,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="of weights and activations; default: bfloat16 where the hardware has it, else float32",
     )
     parser.add_argument(
-        "--threads", type=_typed(_positive), help="torch threads; default: cores ÷ peers on this machine"
+        "--threads", type=_typed(_threads), help="torch threads; default: cores ÷ peers on this machine"
     )
 
 
@@ -144,7 +158,7 @@ def _add_up(commands: Any) -> None:
     )
     parser.add_argument(
         "--advertise",
-        type=lambda text: tuple(part for part in text.split(",") if part),
+        type=_typed(parse_hosts),
         default=(),
         metavar="A[,A]",
         help="host or host:port under which others reach this peer; default: found out",
@@ -173,6 +187,9 @@ def _add_up(commands: Any) -> None:
     parser.add_argument("--device", help="cpu, mps, cuda, cuda:1, …; default: the best one")
     parser.add_argument("--headless", action="store_true", help="no chat, even on a terminal")
     parser.add_argument(
+        "--until-eof", action="store_true", help="leave when stdin closes, as when a parent process ends"
+    )
+    parser.add_argument(
         "--data-dir",
         type=Path,
         default=default_data_dir(),
@@ -194,7 +211,9 @@ def _add_demo(commands: Any) -> None:
     parser.add_argument("--peers", type=_typed(_positive), default=3, help="peers that share the layers")
     parser.add_argument("--regions", type=_typed(_positive), default=2, help="regions they are spread over")
     parser.add_argument("--max-tokens", type=_typed(_positive), default=256, help="longest answer to PROMPT")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument(
+        "--temperature", type=_typed(_temperature), default=0.0, help="default: 0, which is greedy"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of sampling, when the temperature is above 0")
     parser.add_argument("--json", action="store_true", help="the answer as JSON, last line of stdout")
     _add_model_flags(parser)

@@ -38,7 +38,7 @@ def configure_logs(*, json: bool, debug: bool, file: Path | None = None) -> None
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=json),
+            structlog.processors.TimeStamper(fmt="iso" if json else "%H:%M:%S", utc=json),
             structlog.processors.format_exc_info,
             renderer,
         ],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shlex
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -125,7 +126,10 @@ class Peer:
         self._links = Links(identity, self._swarm, on_message=self._receive, on_down=self._peer_down)
         self._dht = DhtNode(identity, rng=self._rng)
         self._prober = Prober(self._links)
-        model = SwarmBody(checkpoint.name[:MAX_NAME], fingerprint, checkpoint.layers)
+        self._model = "".join(letter if letter.isprintable() else "?" for letter in checkpoint.name)[
+            :MAX_NAME
+        ]
+        model = SwarmBody(self._model, fingerprint, checkpoint.layers)
         self._publisher = Publisher(
             identity=identity,
             dht=self._dht,
@@ -149,6 +153,7 @@ class Peer:
         )
         self._stages = Stages(
             own=self._own,
+            hidden=checkpoint.hidden,
             executor=self._executor,
             send=self._links.send,
             drain=self._links.drain,
@@ -158,7 +163,7 @@ class Peer:
         self._router = Router(view=self._view, layers=checkpoint.layers, own=self._own, rng=self._rng)
         self._generator: Generator | None = None
         self._api = Api(
-            model=checkpoint.name,
+            model=self._model,
             swarm=self._swarm_json,
             missing=self._missing,
             stages=lambda chain: chain_json(chain, self._view.peers(time.monotonic())),
@@ -192,8 +197,10 @@ class Peer:
         return listening
 
     def _join_command(self) -> str:
-        model = "" if self._config.model == "embedded" else f" --model {self._config.model}"
-        return f"python -m p2pllm --bootstrap {format_addresses(self._addresses[:1])}{model}"
+        start, end, layers = self._executor.start, self._executor.end, self._checkpoint.layers
+        rest = f" --layers {end}:{layers}" if end < layers else f" --layers 0:{start}" if start else ""
+        model = "" if self._config.model == "embedded" else f" --model {shlex.quote(self._config.model)}"
+        return f"python -m p2pllm --bootstrap {format_addresses(self._addresses[:1])}{model}{rest}"
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Load, join, serve; leave when ``stop`` is set."""
@@ -327,25 +334,27 @@ class Peer:
             route = self._router.chain(expected_tokens=1)
         return swarm_json(
             swarm=self._swarm,
-            model=self._checkpoint.name,
+            model=self._model,
             layers=self._checkpoint.layers,
             own=self._own,
             peers=self._view.peers(time.monotonic()),
             route=route,
+            bootstrap=format_addresses(self._config.bootstrap),
+            contacts=len(self._dht.contacts()),
             missing=self._missing(),
         )
 
 
 def _progress_log() -> Callable[[int, int], None]:
-    """Logs each further tenth of the weights."""
+    """Logs each further eighth of the weights."""
     logged = 0
 
     def progress(done: int, total: int) -> None:
         nonlocal logged
-        tenth = 10 * done // max(total, 1)
-        if tenth > logged:
-            logged = tenth
-            log.info("loading_progress", share=tenth / 10)
+        eighth = 8 * done // max(total, 1)
+        if eighth > logged:
+            logged = eighth
+            log.info("loading_progress", share=eighth / 8)
 
     return progress
 

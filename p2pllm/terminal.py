@@ -41,8 +41,12 @@ async def _until_ready(client: ApiClient, console: Console, stop: asyncio.Event)
             swarm = await client.swarm()
             own = next((peer for peer in swarm["peers"] if peer["peer"] == swarm["self"]), None)
             missing = ranges(swarm["missing"])
-            waiting = own is not None and own["tau_s"] > 0 and missing
-            what = f"waiting for peers that serve layers {missing}" if waiting else "loading layers"
+            loaded = own is not None and own["tau_s"] > 0
+            what = (
+                f"waiting for peers that serve layers {missing}" if loaded and missing else "loading layers"
+            )
+            if swarm["bootstrap"] and not swarm["contacts"]:
+                what += f"; {swarm['bootstrap']} does not answer yet, still trying"
             status.update(f"{what} (Ctrl-C leaves)")
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), READY_POLL_S)

@@ -34,7 +34,7 @@ BELOW: dict[str, set[str]] = {
     "peer": {"serving", "swarm", "transport", "dht", "execution", "scheduling", "addresses", "machine"}
     | LEAVES,
     "flags": {"config", "errors", "__init__"},
-    "cli": {"addresses", "peer", "demo", "terminal", "flags", "config", "errors", "logs"},
+    "cli": {"addresses", "children", "peer", "demo", "terminal", "flags", "config", "errors", "logs"},
     "__main__": {"cli"},
 }
 ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}

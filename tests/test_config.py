@@ -22,7 +22,20 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", ":1", "host:", "host:0", "host:65536", "host:x", "host:-1", "host:²"]
+    "text",
+    [
+        "",
+        "x" * 256 + ":1",
+        "a\nb:1",
+        "host",
+        ":1",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:x",
+        "host:-1",
+        "host:²",
+    ],
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError, match="host:port"):
@@ -32,7 +45,7 @@ def test_what_is_no_address(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        ("0", 0),
+        ("1", 1),
         ("1024", 1024),
         ("8GiB", 2**33),
         ("8gib", 2**33),
@@ -45,7 +58,7 @@ def test_sizes(text: str, count: int) -> None:
     assert parse_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "8 XB", "8GiBs", "1e9", "nan"])
+@pytest.mark.parametrize("text", ["", "0", "9" * 400, "GiB", "-1", "8 XB", "8GiBs", "1e9", "nan"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="8GiB"):
         parse_size(text)

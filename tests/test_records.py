@@ -36,6 +36,7 @@ IDENTITY = Identity.from_seed(bytes(32))
 
 counts = st.integers(0, 2**63 - 1)
 numbers = st.floats(0, allow_nan=False, allow_infinity=False)
+seconds = st.floats(0, 3600)
 
 
 def texts(limit: int) -> st.SearchStrategy[str]:
@@ -66,14 +67,16 @@ metrics = st.builds(
     MetricsBody,
     spans=st.lists(spans, max_size=3).map(tuple),
     generation=counts,
-    layer_s=numbers,
-    head_s=numbers,
-    wait_s=numbers,
+    layer_s=seconds,
+    head_s=seconds,
+    wait_s=seconds,
     running=counts,
     waiting=counts,
     free_kv_blocks=counts,
     memory_used=counts,
-    rho=st.lists(st.tuples(st.binary(min_size=8, max_size=8).map(bytes.hex), numbers), max_size=8).map(tuple),
+    rho=st.lists(
+        st.tuples(st.binary(min_size=8, max_size=8).map(bytes.hex), st.floats(0, 10)), max_size=8
+    ).map(tuple),
 )
 swarms = st.builds(SwarmBody, model=texts(128), fingerprint=texts(128), layers=st.integers(0, 4096))
 bodies = st.one_of(peers, metrics, swarms)
@@ -233,6 +236,10 @@ def test_a_signed_body_with_a_field_of_another_type_is_a_record_error(
         {"rho": (("00" * 7, 0.1),)},
         {"rho": (("not hexadecimal!", 0.1),)},
         {"rho": (("00" * 8, math.nan),)},
+        {"rho": (("00" * 8, 10.1),)},
+        {"layer_s": 1e300},
+        {"head_s": 3601.0},
+        {"wait_s": 1e9},
     ],
 )
 def test_metrics_out_of_their_limits_are_neither_sealed_nor_opened(change: dict[str, Any]) -> None:

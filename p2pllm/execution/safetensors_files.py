@@ -66,7 +66,7 @@ class LocalFiles:
     def text(self, name: str) -> str | None:
         """A small file's text, or None if there is none."""
         path = self.root / name
-        return path.read_text("utf-8") if path.is_file() else None
+        return path.read_text("utf-8", errors="replace") if path.is_file() else None
 
     def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Parts of files."""
@@ -112,17 +112,19 @@ class SafetensorsCheckpoint(Checkpoint):
         self.files = files
         self.name = name
         self.config = self._json("config.json")
-        if quantization := self.config.get("quantization_config"):
-            method = quantization.get("quant_method", "quantized")
-            raise ModelError(f"{name} is stored as {method}: use the unquantized model or a GGUF file")
+        if self.config.get("quantization_config"):
+            raise ModelError(f"{name} is stored quantized: use the unquantized model or a GGUF file")
         decoder = self.config.get("text_config", self.config)
+        if not isinstance(decoder, dict):
+            raise ModelError(f"text_config of {name} is not an object: download it again")
         self.layers = _first(decoder, "num_hidden_layers", "n_layer", "num_layers")
         self.hidden = _first(decoder, "hidden_size", "n_embd", "d_model")
         self.vocabulary = _first(decoder, "vocab_size")
         self.context = _first(decoder, "max_position_embeddings", "n_positions", "n_ctx")
         heads = _first(decoder, "num_attention_heads", "n_head")
-        head_dim = decoder.get("head_dim") or self.hidden // heads
-        self.kv_width = 2 * (decoder.get("num_key_value_heads") or heads) * head_dim
+        kv_heads = _first(decoder | {"heads": heads}, "num_key_value_heads", "heads")
+        head_dim = _first(decoder | {"whole": self.hidden // heads}, "head_dim", "whole")
+        self.kv_width = 2 * kv_heads * head_dim
 
         self._stored: dict[str, _Stored] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -222,6 +224,7 @@ def _header_length(raw: bytes, name: str) -> int:
 
 def _first(config: Mapping[str, Any], *names: str) -> int:
     for name in names:
-        if isinstance(config.get(name), int):
-            return int(config[name])
+        value = config.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
     raise ModelError(f"config.json names no {names[0]}: this kind of model is not supported")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["keep", "sample", "uniform"]
 
+GREEDY_BELOW = 1e-4
+"""Smaller temperatures are greedy: in float32 they leave one token anyhow, or none that is a number."""
+
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) for the token at ``position``, the same on every machine."""
@@ -51,7 +54,7 @@ def sample(logits: Tensor, params: SamplingParams, chance: float) -> int:
     best = int(logits.argmax())
     if not torch.isfinite(logits[best]):
         raise SessionError("the model produced no finite logits: its weights or dtype are not usable here")
-    if params.temperature == 0:
+    if params.temperature < GREEDY_BELOW:
         return best
     scores = (logits - logits[best]) / params.temperature
     kept = keep(scores, top_k=params.top_k, top_p=params.top_p)

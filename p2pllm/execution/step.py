@@ -129,6 +129,8 @@ def _sample(stage: Stage, works: list[Work], hidden: Tensor) -> list[Outcome]:
                 outcomes[index] = StageOutput(None, sample(row, sampling, chance))
             except SessionError as error:
                 outcomes[index] = error
+            except Exception as error:
+                outcomes[index] = _crashed(work, error)
     return outcomes
 
 

@@ -24,6 +24,8 @@ Kind = Literal["peer", "metrics", "swarm"]
 SpanState = Literal["loading", "ready", "draining"]
 
 _MAX_LAYERS = 4096
+_MAX_SECONDS = 3600.0
+_MAX_RHO = 10.0  # sums of absurd figures would be infinite, and medians of them everybody's problem
 _STATES: tuple[SpanState, ...] = ("loading", "ready", "draining")
 
 
@@ -137,9 +139,9 @@ class MetricsBody:
         return cls(
             spans=tuple(_span(item) for item in fields.items(3)),
             generation=fields.count(),
-            layer_s=fields.number(),
-            head_s=fields.number(),
-            wait_s=fields.number(),
+            layer_s=fields.number(_MAX_SECONDS),
+            head_s=fields.number(_MAX_SECONDS),
+            wait_s=fields.number(_MAX_SECONDS),
             running=fields.count(),
             waiting=fields.count(),
             free_kv_blocks=fields.count(),
@@ -197,4 +199,4 @@ def _span(packed: object) -> Span:
 
 def _rho(packed: object) -> tuple[str, float]:
     fields = Fields(packed, 2)
-    return fields.octets(8).hex(), fields.number()
+    return fields.octets(8).hex(), fields.number(_MAX_RHO)

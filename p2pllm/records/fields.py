@@ -55,11 +55,13 @@ class Fields:
             raise RecordError(f"a record has something else where a whole number up to {limit} belongs")
         return value
 
-    def number(self) -> float:
-        """A finite number of at least 0."""
+    def number(self, limit: float = math.inf) -> float:
+        """A finite number from 0 to ``limit``."""
         value = self.next()
-        if not isinstance(value, float) or not math.isfinite(value) or value < 0:
-            raise RecordError("a record has something else where a finite number of at least 0 belongs")
+        if not isinstance(value, float) or not math.isfinite(value) or not 0 <= value <= limit:
+            raise RecordError(
+                f"a record has something else where a finite number from 0 to {limit:g} belongs"
+            )
         return value
 
     def flag(self) -> bool:

@@ -180,7 +180,8 @@ def _usage(finished: Finished) -> Json:
 async def _json(request: web.Request) -> Any:
     try:
         return await request.json()
-    except ValueError as error:
+    # A stranger chooses the encoding, the compression and how deep it goes.
+    except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
 
 

@@ -99,9 +99,9 @@ class ApiClient:
         return body
 
     def _unreachable(self, error: Exception) -> P2PLLMError:
-        return P2PLLMError(
-            f"no peer answers at {self.url} ({type(error).__name__}): start one, or pass its --api URL"
-        )
+        if isinstance(error, aiohttp.InvalidURL):
+            return P2PLLMError(f"{self.url} is no URL: write --api http://host:port")
+        return P2PLLMError(f"no peer answers at {self.url}: start one, or pass its --api URL")
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
@@ -120,4 +120,4 @@ async def api_client(url: str) -> AsyncIterator[ApiClient]:
     """Connects to the API at ``url`` (http://host:port)."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=SILENCE_DEADLINE_S)
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_LINE) as http:
-        yield ApiClient(http, url.rstrip("/"))
+        yield ApiClient(http, (url if "://" in url else f"http://{url}").rstrip("/"))

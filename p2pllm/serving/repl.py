@@ -26,6 +26,7 @@ HELP = """\
 /exit           leave, as does Ctrl-D; Ctrl-C stops an answer"""
 
 TEMPERATURE = 0.3
+MAX_TEMPERATURE = 2
 TOP_P = 0.9
 
 
@@ -83,13 +84,21 @@ class _Chat:
                 self._console.print(HELP, style="dim")
             case "/reset", ():
                 self._messages = []
+                self._console.print("forgotten", style="dim")
             case "/swarm", ():
                 await self._show_swarm()
-            case "/temperature", (value,) if value.replace(".", "", 1).isdecimal():
-                self._sampling["temperature"] = float(value)
+            case "/temperature", _:
+                self._set_temperature(" ".join(arguments))
             case _:
                 line = " ".join((name, *arguments))
                 self._console.print(f"there is no {line}; /help lists the commands", style="yellow")
+
+    def _set_temperature(self, text: str) -> None:
+        if text.replace(".", "", 1).isdecimal() and float(text) <= MAX_TEMPERATURE:
+            self._sampling["temperature"] = float(text)
+        elif text:
+            self._console.print(f"a temperature is a number from 0 to {MAX_TEMPERATURE}", style="yellow")
+        self._console.print(f"the temperature is {self._sampling['temperature']:g}", style="dim")
 
     async def _show_swarm(self) -> None:
         try:

@@ -45,9 +45,16 @@ class Router:
         self._bans: dict[PeerId, _Ban] = {}
 
     def chain(
-        self, *, expected_tokens: int, kv_blocks: int = 0, excluded: frozenset[PeerId] = frozenset()
+        self,
+        *,
+        expected_tokens: int,
+        kv_blocks: int = 0,
+        excluded: frozenset[PeerId] = frozenset(),
+        severed: frozenset[tuple[PeerId, PeerId]] = frozenset(),
     ) -> Chain:
-        """The cheapest chain for one request. Raises NoRouteError with the layers that nobody serves.
+        """The cheapest chain for one request, without ``excluded`` peers and ``severed`` hops (from, to).
+
+        Raises NoRouteError with the layers that nobody serves.
 
         Peers whose records are late, and those that failed lately, are avoided; but a doubtful chain is
         better than none.
@@ -56,7 +63,10 @@ class Router:
         peers = self._view.peers(now)
         doubtful = frozenset(state.peer for state in peers if state.age_s > STALE_S) | self._banned(now)
         holders = [holder for state in peers for holder in state.holders()]
-        rho = latency_of(peers)
+        latency = latency_of(peers)
+
+        def rho(one: PeerId, other: PeerId) -> float | None:
+            return None if (one, other) in severed else latency(one, other)
 
         def solve(avoided: frozenset[PeerId]) -> Chain:
             return find_chain(

@@ -65,10 +65,10 @@ class ChatBody(BaseModel):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    n: Literal[1] = 1
+    n: Literal[1] | None = None
 
     def prompt(self, *, default_seed: int) -> Prompt:
         """As the serving core takes it."""
@@ -78,7 +78,7 @@ class ChatBody(BaseModel):
             sampling=SamplingParams(
                 temperature=1.0 if self.temperature is None else self.temperature,
                 top_p=1.0 if self.top_p is None else self.top_p,
-                top_k=self.top_k,
+                top_k=self.top_k or 0,
                 seed=(default_seed if self.seed is None else self.seed) % 2**63,
             ),
             max_tokens=self.max_completion_tokens or self.max_tokens,

@@ -62,12 +62,21 @@ class Network:
 class StageLostError(Exception):
     """The session cannot go on; routes should avoid ``peers`` for the rest of the request.
 
-    ``busy``: they live, but refused.
+    ``hop`` is (from, to) when only the way between two stages is broken; ``busy``: the peers live, but
+    refused.
     """
 
-    def __init__(self, peers: frozenset[PeerId], reason: str, *, busy: bool = False) -> None:
+    def __init__(
+        self,
+        peers: frozenset[PeerId],
+        reason: str,
+        *,
+        hop: tuple[PeerId, PeerId] | None = None,
+        busy: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.peers = peers
+        self.hop = hop
         self.busy = busy
 
 
@@ -120,17 +129,25 @@ class Session:
                 self._answers[stage] = message
                 self._news.set()
             case Failed():
-                self.lose(frozenset({sender}), f"{sender[:8]}: {message.reason}")
+                self.lose(self._broken(sender, message.unreached, f"{sender[:8]}: {message.reason}"))
             case Token() if self._tokens.full():
-                self.lose(frozenset({sender}), f"{sender[:8]} sends more tokens than asked")
+                self.lose(StageLostError(frozenset({sender}), f"{sender[:8]} sends more tokens than asked"))
             case Token():
                 self._tokens.put_nowait(message)
                 self._news.set()
 
-    def lose(self, peers: frozenset[PeerId], reason: str) -> None:
+    def lose(self, problem: StageLostError) -> None:
         """Wake whoever waits for this session with the bad news; the first reason counts."""
-        self._lost = self._lost or StageLostError(peers, reason)
+        self._lost = self._lost or problem
         self._news.set()
+
+    def _broken(
+        self, sender: PeerId, unreached: PeerId, reason: str, *, busy: bool = False
+    ) -> StageLostError:
+        """What a stage's complaint means: it is the one to avoid, or else only the way to its neighbour."""
+        if unreached in self.peers - {sender}:
+            return StageLostError(frozenset(), reason, hop=(sender, unreached))
+        return StageLostError(frozenset({sender}), reason, busy=busy)
 
     async def next(self, position: int) -> Token:
         """The token at ``position``. Silence alone is not death: slow peers still answer pings.
@@ -196,7 +213,7 @@ class Session:
                 if not answer.ok:
                     peer = stages[answer.stage][0]
                     reason = f"{peer[:8]} refused: {answer.reason}"
-                    raise StageLostError(frozenset({peer}), reason, busy=True)
+                    raise self._broken(peer, answer.unreached, reason, busy=True)
             if not heard:
                 silent = frozenset(
                     peer for index, (peer, *_) in enumerate(stages) if index not in self._answers
@@ -219,7 +236,7 @@ class Session:
                 try:
                     self._network.send(peer, Renew(self.id))
                 except LinkError as error:
-                    self.lose(frozenset({peer}), f"peer {peer[:8]}: {error}")
+                    self.lose(StageLostError(frozenset({peer}), f"peer {peer[:8]}: {error}"))
 
     async def _heard(self, seconds: float) -> bool:
         """Wait for news, at most so long; whether there was any."""
@@ -243,7 +260,7 @@ class Session:
         answers = await asyncio.gather(*map(silent, peers))
         gone = frozenset(peer for peer, is_silent in zip(peers, answers, strict=True) if is_silent)
         if gone:
-            self.lose(gone, f"no sign of life from {_short(gone)}")
+            self.lose(StageLostError(gone, f"no sign of life from {_short(gone)}"))
 
 
 def _short(peers: frozenset[PeerId]) -> str:

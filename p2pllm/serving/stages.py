@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from p2pllm.errors import BusyError, LinkError, P2PLLMError, SessionError
+from p2pllm.errors import BusyError, LinkError, P2PLLMError, UnreachedError
 from p2pllm.execution import Activation, SamplingParams
 from p2pllm.scheduling import PeerId
 from p2pllm.transport import Close, Failed, Hidden, Message, Open, Opened, Renew, Token, Tokens
@@ -81,16 +81,18 @@ class Stages:
         self,
         *,
         own: PeerId,
+        hidden: int,
         executor: Executor,
         send: Callable[[PeerId, Message], None],
         drain: Callable[[PeerId], Awaitable[None]],
         connect: Callable[[PeerId], Awaitable[None]],
         changed: Callable[[], None],
     ) -> None:
-        """``drain`` waits for room on a link, ``connect`` brings one up (both raise LinkError);
-        ``changed`` is told when a seat is taken or left.
+        """``hidden`` is the width of hidden states; ``drain`` waits for room on a link, ``connect`` brings
+        one up (both raise LinkError); ``changed`` is told when a seat is taken or left.
         """
         self._own = own
+        self._hidden = hidden
         self._executor = executor
         self._send = send
         self._drain = drain
@@ -134,7 +136,7 @@ class Stages:
                 self._vacate(seat)
             elif peer in (seat.next_peer, seat.previous_peer):
                 # A frame may have been lost with the link, and nothing else would tell.
-                self._tell(seat.entry, Failed(*seat.key, f"lost the link to {peer[:8]}"))
+                self._tell(seat.entry, Failed(*seat.key, f"lost the link to {peer[:8]}", unreached=peer))
                 self._vacate(seat)
 
     def _open(self, sender: PeerId, plan: Open) -> None:
@@ -165,6 +167,10 @@ class Stages:
         seat = self._seats.get((work.session, work.stage))
         if seat is None or not seat.accepts(sender, work):
             return
+        if isinstance(work, Hidden) and (len(work.shape) != 2 or work.shape[1] != self._hidden):
+            self._tell(seat.entry, Failed(*seat.key, f"hidden states are (tokens, {self._hidden})"))
+            self._vacate(seat)
+            return
         if seat.inbox.full() or self._waiting_bytes + _size(work) > MAX_WAITING_BYTES:
             self._tell(seat.entry, Failed(*seat.key, "too much waits here already"))
             self._vacate(seat)
@@ -186,7 +192,7 @@ class Stages:
         opened = False
         try:
             self._reserve(seat)
-            await self._connect(seat.next_peer)
+            await self._reach_next(seat)
             self._send(seat.entry, Opened(*seat.key, True, ""))
             opened = True
             async with asyncio.timeout(seat.plan.lease_s) as seat.lease:
@@ -200,9 +206,9 @@ class Stages:
             log.info(
                 "session_failed", session=seat.plan.session[:8], stage=seat.plan.stage, reason=str(error)
             )
-            self._tell(
-                seat.entry, Failed(*seat.key, str(error)) if opened else Opened(*seat.key, False, str(error))
-            )
+            unreached = error.peer if isinstance(error, UnreachedError) else ""
+            failed = Failed(*seat.key, str(error), unreached)
+            self._tell(seat.entry, failed if opened else Opened(*seat.key, False, str(error), unreached))
         except Exception:
             # A bug met by one session must not take the peer down with everybody else's sessions.
             log.exception("session_crashed", session=seat.plan.session[:8], stage=seat.plan.stage)
@@ -267,13 +273,19 @@ class Stages:
             await self._forward(seat, Token(seat.plan.session, 0, position, token, ""))
         self._send(seat.entry, Token(seat.plan.session, -1, position, token, final))
 
-    async def _forward(self, seat: _Seat, message: Hidden | Token) -> None:
+    async def _reach_next(self, seat: _Seat) -> None:
         try:
             await self._connect(seat.next_peer)
+        except LinkError as error:
+            raise UnreachedError(seat.next_peer, str(error)) from error
+
+    async def _forward(self, seat: _Seat, message: Hidden | Token) -> None:
+        await self._reach_next(seat)
+        try:
             await self._drain(seat.next_peer)
             self._send(seat.next_peer, message)
         except LinkError as error:
-            raise SessionError(f"lost the next stage {seat.next_peer[:8]}: {error}") from error
+            raise UnreachedError(seat.next_peer, str(error)) from error
 
     def _tell(self, peer: PeerId, message: Message) -> None:
         try:

@@ -25,14 +25,22 @@ def swarm_json(
     own: PeerId,
     peers: Sequence[PeerState],
     route: Chain | None,
+    bootstrap: str,
+    contacts: int,
     missing: Sequence[tuple[int, int]],
 ) -> Json:
-    """The swarm as one peer sees it; ``route`` is the chain that a request would take now."""
+    """The swarm as one peer sees it.
+
+    ``route`` is the chain that a request would take now, ``bootstrap`` what the peer was told to join
+    through, ``contacts`` how many nodes of the DHT it knows.
+    """
     return {
         "swarm": swarm.hex(),
         "model": model,
         "layers": layers,
         "self": own,
+        "bootstrap": bootstrap,
+        "contacts": contacts,
         "missing": [list(gap) for gap in missing],
         "route": None
         if route is None

@@ -34,11 +34,12 @@ def swarm_table(swarm: dict[str, Any]) -> Table:
         title_justify="left",
     )
     for heading in ("peer", "region", "layers"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in ("τ", "memory"):
-        table.add_column(heading, justify="right")
-    table.add_column("hardware")
-    for peer in swarm["peers"]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    # On a narrow terminal this is what one misses least.
+    table.add_column("hardware", no_wrap=True, overflow="ellipsis")
+    for peer in sorted(swarm["peers"], key=_place):
         spans = (
             ranges([(span["start"], span["end"])]) + ("" if span["state"] == "ready" else f" {span['state']}")
             for span in peer["spans"]
@@ -53,3 +54,8 @@ def swarm_table(swarm: dict[str, Any]) -> Table:
         )
         table.add_row(*map(Text, cells))
     return table
+
+
+def _place(peer: dict[str, Any]) -> tuple[int, str]:
+    """In the order in which a chain runs; peers without layers last."""
+    return min((span["start"] for span in peer["spans"]), default=2**31), peer["peer"]

@@ -45,11 +45,13 @@ _INT32 = 2**31 - 1
 _LAYERS = 4096
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+_peer_or_none = matching(r"([0-9a-f]{40})?", "a peer id of 40 hex digits or nothing")
 _peer_id = matching(r"[0-9a-f]{40}", "a peer id of 40 hex digits")
 _layer = integer(0, _LAYERS)
 _count = integer(0, _INT32)
 
 _Peer: TypeAlias = Annotated[PeerId, _peer_id]
+_PeerOrNone: TypeAlias = Annotated[str, _peer_or_none]
 _Session: TypeAlias = Annotated[str, matching(r"[0-9A-Za-z_-]{1,64}", "a session id")]
 _StageIndex: TypeAlias = Annotated[int, integer(0, MAX_STAGES - 1)]
 _Count: TypeAlias = Annotated[int, _count]
@@ -94,13 +96,18 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Stage → entry: the answer to Open; ``reason`` says why not."""
+    """Stage → entry: the answer to Open.
+
+    ``reason`` says why not; ``unreached`` names the next stage's peer if it is that one that cannot be
+    reached from here.
+    """
 
     kind: ClassVar[int] = 2
     session: _Session
     stage: _StageIndex
     ok: _Flag
     reason: _Reason
+    unreached: _PeerOrNone = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +160,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Stage → entry: this session cannot go on here."""
+    """Stage → entry: this session cannot go on here; ``unreached`` as in Opened."""
 
     kind: ClassVar[int] = 6
     session: _Session
     stage: _StageIndex
     reason: _Reason
+    unreached: _PeerOrNone = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,28 @@ def test_ctrl_c_leaves_no_process_and_no_port(moment: str, tmp_path: Path) -> No
         }
 
 
+@pytest.mark.parametrize("moment", ["loading", "answering"])
+def test_a_demo_that_is_killed_takes_its_processes_along(moment: str, tmp_path: Path) -> None:
+    process = Process(
+        tmp_path,
+        "demo",
+        ["-m", "p2pllm", "demo", "Count to a thousand.", "--peers", "2", "--max-tokens", "2000", "--debug"],
+    )
+
+    def reached() -> bool:
+        assert process.popen.poll() is None, process.log.read_text()[-2000:]
+        return (
+            '"loading"' in process.log.read_text() if moment == "loading" else process.out.stat().st_size > 0
+        )
+
+    wait_for(reached, DEADLINE_S, moment)
+    family = descendants(process.popen.pid)
+    assert len(family) == 3
+    process.kill()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+
+
 def test_more_peers_than_layers_is_one_clear_line() -> None:
     result = demo(QUESTION, "--peers", "31")
     assert result.returncode == 1

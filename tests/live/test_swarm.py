@@ -151,6 +151,37 @@ async def test_errors_have_openai_s_shape(
     assert (error["type"], error["code"]) == ("invalid_request_error", code)
 
 
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"{", {}),
+        (b"[" * 100_000, {}),
+        (b"\xff\xfe{}", {}),
+        (b"{}", {"Content-Type": "application/json; charset=bogus"}),
+        (b"nonsense", {"Content-Encoding": "gzip"}),
+        (b'{"messages": [{"role": "user", "content": "\\ud800 x"}]}', {}),
+        (b'{"messages": [{"role": "user", "content": "x"}], "top_k": 1099511627776}', {}),
+        (b'{"messages": [{"role": "user", "content": "x"}], "n": 2}', {}),
+    ],
+)
+async def test_bodies_that_are_no_requests(
+    three_peers: list[Process], body: bytes, headers: dict[str, str]
+) -> None:
+    url = f"{api_of(three_peers[0])}/v1/chat/completions"
+    async with aiohttp.ClientSession() as http, http.post(url, data=body, headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("temperature", [1e-50, 1e-6, 1e-3])
+async def test_a_tiny_temperature_is_greedy_and_does_no_harm(
+    three_peers: list[Process], reference: Reference, temperature: float
+) -> None:
+    url = api_of(three_peers[0])
+    _, figures = await answer(url, QUESTION, temperature=temperature, top_k=5, top_p=0.9, max_tokens=6)
+    reference.check_greedy(QUESTION, figures.token_ids, limit=6)
+
+
 async def test_content_may_come_in_parts_or_be_null(three_peers: list[Process], reference: Reference) -> None:
     url = api_of(three_peers[0])
     parts = [{"type": "text", "text": "Why is the "}, {"type": "text", "text": "sky blue?"}]

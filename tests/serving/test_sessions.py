@@ -89,6 +89,7 @@ class Wires:
         self.stages = {
             peer: Stages(
                 own=peer,
+                hidden=1,
                 executor=executor,  # type: ignore[arg-type]
                 send=self.sender(peer),
                 drain=self.connector(peer),
@@ -139,14 +140,18 @@ class Wires:
         """An entry that tries these chains in order, less those through excluded peers."""
 
         class Routes:
-            def chain(self, *, excluded: frozenset[PeerId], **_: Any) -> Chain:
+            def chain(
+                self, *, excluded: frozenset[PeerId], severed: frozenset[tuple[PeerId, PeerId]], **_: Any
+            ) -> Chain:
                 for chain in chains:
-                    if not excluded & {stage.peer for stage in chain.stages}:
+                    peers = [stage.peer for stage in chain.stages]
+                    hops = set(zip(peers, [*peers[1:], peers[0]], strict=True))
+                    if not excluded & set(peers) and not severed & hops:
                         return chain
                 raise NoRouteError(((0, LAYERS),))
 
             def blame(self, peers: frozenset[PeerId]) -> None:
-                assert peers
+                assert all(len(peer) == 40 for peer in peers)
 
             def trust(self, peers: frozenset[PeerId]) -> None:
                 assert peers
@@ -374,6 +379,35 @@ async def test_a_link_that_breaks_between_two_stages_is_told_at_once(told: PeerI
         network.stages[told].peer_down({A: B, B: A}[told])
         async with asyncio.timeout(1):  # far less than the deadline of a silent stage
             assert await task == expected([1, 2], 12)
+        await settled(network)
+
+
+async def test_a_hop_that_does_not_work_is_no_reason_to_avoid_its_ends() -> None:
+    """The entry reaches both A and B, but A cannot reach B (a router between them, or a liar): A is still
+    good.
+    """
+    network = Wires({A: (0, 3), B: (3, 6), C: (3, 6), D: (0, 1)})
+    reach = network.connector(A)
+
+    async def not_b(target: PeerId) -> None:
+        if target == B:
+            raise LinkError("it does not answer")
+        await reach(target)
+
+    network.stages[A]._connect = not_b
+    async with network.running():
+        generator = network.entry(D, chain((A, 0, 3), (B, 3, 6)), chain((A, 0, 3), (C, 3, 6)))
+        assert await collect(generator, [2], 6) == expected([2], 6)
+        await settled(network)
+
+
+async def test_hidden_states_of_another_shape_end_their_session() -> None:
+    network = Wires({A: (0, 3), B: (3, 6)})
+    async with network.running():
+        network.deliver(A, B, Open("s", 1, ((A, 0, 3), (B, 3, 6)), A, 16, 0.0, 1.0, 0, 0, (), 15, 60.0))
+        await asyncio.sleep(0.01)
+        assert not network.idle()
+        network.deliver(A, B, Hidden("s", 1, 0, False, "float32", (1, 2), bytes(8)))
         await settled(network)
 
 

@@ -28,6 +28,8 @@ def test_names_are_not_markup() -> None:
         own="a" * 40,
         peers=states,
         route=None,
+        bootstrap="",
+        contacts=0,
         missing=((0, 3), (7, 9)),
     )
     console = Console(file=io.StringIO(), width=200)

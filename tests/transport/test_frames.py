@@ -309,7 +309,7 @@ def test_what_the_other_side_would_refuse_is_not_sent(message):
 
 def test_reasons_are_cut_and_cleaned_rather_than_refused():
     reason = "\x1b[31mred\n" + "x" * 1000
-    for got in (decode(encode(Failed("s", 0, reason))), decode(frame([6, "s", 0, reason]))):
+    for got in (decode(encode(Failed("s", 0, reason))), decode(frame([6, "s", 0, reason, ""]))):
         assert got == Failed("s", 0, "[31mred" + "x" * 291)
 
 
