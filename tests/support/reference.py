@@ -60,7 +60,20 @@ class Reference:
         ends = [position for position, token in enumerate(tokens) if token == self.tokenizer.eos_token_id]
         assert ends == [len(tokens) - 1] if len(tokens) < limit else ends in ([], [limit - 1])
 
-    def check_sampled(
+    def check_sampled(self, prompt: str, tokens: list[int], **sampling: Any) -> None:
+        """Each token is where its uniform falls, near ties aside."""
+        for position, distance in enumerate(self._distances(prompt, tokens, **sampling)):
+            assert distance <= NEAR_TIE, f"token {position} is {distance:.2g} away from its uniform"
+
+    def check_same(self, prompt: str, one: list[int], other: list[int], **sampling: Any) -> None:
+        """Two sampled answers are the same, or part where the uniform is near a boundary."""
+        if one == other:
+            return
+        parting = next(index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        for tokens in (one, other):
+            assert self._distances(prompt, tokens[: parting + 1], **sampling)[parting] > -NEAR_TIE
+
+    def _distances(
         self,
         prompt: str,
         tokens: list[int],
@@ -70,20 +83,20 @@ class Reference:
         top_k: int,
         seed: int,
         **_: Any,
-    ) -> None:
-        """Each token is where its uniform falls when the tokens that transformers' warpers keep are laid out
-        by id.
+    ) -> list[float]:
+        """How far each uniform is outside the share of the token drawn (negative: how far inside).
+
+        The shares are those of the tokens that transformers' warpers keep, laid out by id.
         """
         ids = self.prompt(prompt)
         rows = self.logits([*ids, *tokens])[len(ids) - 1 : -1]
         warpers = LogitsProcessorList(
             [TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)]
         )
-        warped = warpers(torch.tensor([ids]), rows)
-        for position, (row, token) in enumerate(zip(warped, tokens, strict=True), start=len(ids)):
-            probabilities = torch.softmax(row.double(), dim=-1)
-            assert probabilities[token] > 0, f"token {token} at {position} was cut off"
-            end = float(probabilities[: token + 1].sum())
-            chance = uniform(seed, position)
-            start = end - float(probabilities[token])
-            assert start - NEAR_TIE <= chance <= end + NEAR_TIE, f"token {token} at {position}"
+        found = []
+        for position, (row, token) in enumerate(zip(warpers(torch.tensor([ids]), rows), tokens, strict=True)):
+            shares = torch.softmax(row.double(), dim=-1)
+            end = float(shares[: token + 1].sum())
+            chance = uniform(seed, len(ids) + position)
+            found.append(max(end - float(shares[token]) - chance, chance - end))
+        return found
