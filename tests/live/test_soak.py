@@ -16,6 +16,7 @@ from p2pllm.serving import api_client
 
 SECONDS = 180
 CLIENTS = 4
+ALLOCATOR_SLACK = 400 * 2**20
 PROMPTS = ("Hello!", "Count to a hundred.", "Tell a long story about " + "a river and " * 200 + "the sea.")
 
 
@@ -53,8 +54,10 @@ async def test_nothing_stays_behind(idle_blocks: dict[str, int], three_peers: li
     async with asyncio.timeout(30):
         while await free_blocks(urls[0]) != idle_blocks:
             await asyncio.sleep(0.1)
+    # A cache that stayed behind would be megabytes a session, hundreds of them in this time. What the C
+    # allocator keeps for later does not grow without bound, but jumps by as much as this.
     for old, new in zip(before, memory(), strict=True):
-        assert new < 1.15 * old
+        assert new < old + ALLOCATOR_SLACK
     assert all(peer["waiting"] == 0 for peer in (await swarm_of(urls[0]))["peers"])
     for peer in three_peers:
         assert not peer.events("session_crashed")
