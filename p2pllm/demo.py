@@ -40,7 +40,7 @@ from p2pllm.serving import (
     chat_loop,
     make_console,
     print_answer,
-    swarm_table,
+    print_swarm,
 )
 
 __all__ = ["Demo", "deal_layers", "measure_shares", "run_demo"]
@@ -102,13 +102,13 @@ async def _demo(demo: Demo, children: Children, interrupt: Callable[[], None]) -
         api = await _start(demo, Path(folder), children, console)
         async with api_client(api) as client:
             if demo.prompt is None:
-                console.print(swarm_table(await client.swarm()))
+                print_swarm(console, await client.swarm())
                 console.print(f"API at {api}", style="dim")
                 await chat_loop(client, make_console(), on_interrupt=interrupt)
             elif demo.json:
                 print(json.dumps(await _answer(client, demo)))  # noqa: T201  the result itself
             else:
-                console.print(swarm_table(await client.swarm()))
+                print_swarm(console, await client.swarm())
                 await print_answer(client, make_console(), _messages(demo), **_options(demo))
 
 

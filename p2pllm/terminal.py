@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from p2pllm.addresses import Listening
-from p2pllm.serving import ApiClient, api_client, chat_loop, make_console, ranges, swarm_table
+from p2pllm.serving import ApiClient, api_client, chat_loop, make_console, print_swarm, ranges
 
 __all__ = ["chat_beside", "chat_with", "show_status"]
 
@@ -28,7 +28,7 @@ async def chat_beside(listening: asyncio.Future[Listening], stop: asyncio.Event,
         async with api_client(peer.api_url) as client:
             await _until_ready(client, console, stop)
             if not stop.is_set():
-                console.print(swarm_table(await client.swarm()))
+                print_swarm(console, await client.swarm())
                 await chat_loop(client, console, on_interrupt=stop.set)
     finally:
         stop.set()
@@ -56,7 +56,7 @@ async def chat_with(url: str) -> int:
     """``p2pllm chat``: the chat against a peer that runs elsewhere."""
     console = make_console()
     async with api_client(url) as client:
-        console.print(swarm_table(await client.swarm()))
+        print_swarm(console, await client.swarm())
         await chat_loop(client, console)
     return 0
 
@@ -69,5 +69,5 @@ async def show_status(url: str, *, as_json: bool) -> int:
     if as_json:
         console.out(json.dumps(swarm))
     else:
-        console.print(swarm_table(swarm))
+        print_swarm(console, swarm)
     return 0

@@ -11,7 +11,7 @@ from p2pllm.serving.router import Router
 from p2pllm.serving.session import Network
 from p2pllm.serving.stages import Stages
 from p2pllm.serving.status import chain_json, swarm_json
-from p2pllm.serving.tables import make_console, ranges, swarm_table
+from p2pllm.serving.tables import make_console, print_swarm, ranges
 
 __all__ = [
     "Api",
@@ -27,7 +27,7 @@ __all__ = [
     "chat_loop",
     "make_console",
     "print_answer",
+    "print_swarm",
     "ranges",
     "swarm_json",
-    "swarm_table",
 ]

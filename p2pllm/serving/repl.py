@@ -14,7 +14,7 @@ from rich.console import Console
 
 from p2pllm.errors import P2PLLMError
 from p2pllm.serving.client import ApiClient, Figures
-from p2pllm.serving.tables import swarm_table
+from p2pllm.serving.tables import print_swarm
 
 __all__ = ["chat_loop", "print_answer"]
 
@@ -102,7 +102,7 @@ class _Chat:
 
     async def _show_swarm(self) -> None:
         try:
-            self._console.print(swarm_table(await self._client.swarm()))
+            print_swarm(self._console, await self._client.swarm())
         except P2PLLMError as error:
             self._console.print(str(error), style="red")
 

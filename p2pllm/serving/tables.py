@@ -11,7 +11,11 @@ from rich.text import Text
 
 from p2pllm.config import format_bytes
 
-__all__ = ["make_console", "ranges", "swarm_table"]
+__all__ = ["make_console", "print_swarm", "ranges"]
+
+
+WIDE = 100
+"""Columns from which on a terminal has room for the hardware."""
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -24,8 +28,12 @@ def ranges(spans: Iterable[tuple[int, int]]) -> str:
     return ", ".join(f"{start}:{end}" for start, end in spans)
 
 
-def swarm_table(swarm: dict[str, Any]) -> Table:
-    """A rich table of the body of ``/api/swarm``: peer, region, layers, τ, memory."""
+def print_swarm(console: Console, swarm: dict[str, Any]) -> None:
+    """Print the body of ``/api/swarm`` as a table: peer, region, layers, τ, memory; hardware if it fits."""
+    console.print(_table(swarm, with_hardware=console.width >= WIDE))
+
+
+def _table(swarm: dict[str, Any], *, with_hardware: bool) -> Table:
     title = f"{swarm['model']} · {swarm['layers']} layers · swarm {swarm['swarm'][:8]}"
     missing = ranges(swarm["missing"])
     table = Table(
@@ -34,11 +42,11 @@ def swarm_table(swarm: dict[str, Any]) -> Table:
         title_justify="left",
     )
     for heading in ("peer", "region", "layers"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading)
     for heading in ("τ", "memory"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    # On a narrow terminal this is what one misses least.
-    table.add_column("hardware", no_wrap=True, overflow="ellipsis")
+        table.add_column(heading, justify="right")
+    if with_hardware:
+        table.add_column("hardware")
     for peer in sorted(swarm["peers"], key=_place):
         spans = (
             ranges([(span["start"], span["end"])]) + ("" if span["state"] == "ready" else f" {span['state']}")
@@ -50,9 +58,8 @@ def swarm_table(swarm: dict[str, Any]) -> Table:
             ", ".join(spans) or "starting",
             f"{peer['tau_s'] * 1000:.1f} ms" if peer["tau_s"] else "–",
             f"{format_bytes(peer['memory_used'])} of {format_bytes(peer['memory_bytes'])}",
-            peer["hardware"],
         )
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(Text, cells), *([Text(peer["hardware"])] if with_hardware else []))
     return table
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from support.bodies import metrics_body, peer_body
 
 from p2pllm.records import Span
-from p2pllm.serving import swarm_json, swarm_table
+from p2pllm.serving import print_swarm, swarm_json
 from p2pllm.swarm import PeerState
 
 NAME = "[/x] [bold red]eu[/] [link=http://x]"
@@ -33,7 +33,7 @@ def test_names_are_not_markup() -> None:
         missing=((0, 3), (7, 9)),
     )
     console = Console(file=io.StringIO(), width=200)
-    console.print(swarm_table(swarm))
+    print_swarm(console, swarm)
     shown = console.file.getvalue()
     assert shown.count(NAME) == 3
     for words in (
