@@ -112,8 +112,11 @@ class SafetensorsCheckpoint(Checkpoint):
         self.files = files
         self.name = name
         self.config = self._json("config.json")
-        if self.config.get("quantization_config"):
-            raise ModelError(f"{name} is stored quantized: use the unquantized model or a GGUF file")
+        if quantization := self.config.get("quantization_config"):
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+            raise ModelError(
+                f"{name} is stored as {method or 'quantized'}: use the unquantized model or a GGUF file"
+            )
         decoder = self.config.get("text_config", self.config)
         if not isinstance(decoder, dict):
             raise ModelError(f"text_config of {name} is not an object: download it again")

@@ -101,6 +101,8 @@ def test_no_such_model(directory: Path, tmp_path: Path) -> None:
 
 
 ASK_FOR_FILES = """
+import time
+time.sleep = lambda _: None  # the hub's library waits longer before each try
 from p2pllm.execution.hub import HubFiles
 files = HubFiles(MODEL, "c0ffee" * 6 + "0000")
 asked = [("model.safetensors", 0, 8)]
