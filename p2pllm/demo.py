@@ -82,34 +82,34 @@ async def run_demo(demo: Demo) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
-    async with Children(echo=demo.debug) as children:
-        work = asyncio.ensure_future(_demo(demo, children, stop.set))
-        stopped = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        (stopped if work.done() else work).cancel()
-        await asyncio.wait({work, stopped})
-        # The children stop in this task, which no signal cancels.
+    with tempfile.TemporaryDirectory(prefix="p2pllm-demo-") as folder:
+        async with Children(echo=demo.debug) as children:
+            work = asyncio.ensure_future(_demo(demo, Path(folder), children, stop.set))
+            stopped = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            (stopped if work.done() else work).cancel()
+            await asyncio.wait({work, stopped})
+            # The children stop in this task, which no signal cancels.
     if work.cancelled():
         return INTERRUPTED
     work.result()
     return 0
 
 
-async def _demo(demo: Demo, children: Children, interrupt: Callable[[], None]) -> None:
+async def _demo(demo: Demo, folder: Path, children: Children, interrupt: Callable[[], None]) -> None:
     # Progress goes to stderr, so that stdout holds the answer alone.
     console = make_console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="p2pllm-demo-", ignore_cleanup_errors=True) as folder:
-        api = await _start(demo, Path(folder), children, console)
-        async with api_client(api) as client:
-            if demo.prompt is None:
-                print_swarm(console, await client.swarm())
-                console.print(f"API at {api}", style="dim")
-                await chat_loop(client, make_console(), on_interrupt=interrupt)
-            elif demo.json:
-                print(json.dumps(await _answer(client, demo)))  # noqa: T201  the result itself
-            else:
-                print_swarm(console, await client.swarm())
-                await print_answer(client, make_console(), _messages(demo), **_options(demo))
+    api = await _start(demo, folder, children, console)
+    async with api_client(api) as client:
+        if demo.json:
+            print(json.dumps(await _answer(client, demo)))  # noqa: T201  the result itself
+            return
+        print_swarm(console, await client.swarm())
+        if demo.prompt is not None:
+            await print_answer(client, make_console(), _messages(demo), **_options(demo))
+        else:
+            console.print(f"API at {api}", style="dim")
+            await chat_loop(client, make_console(), on_interrupt=interrupt)
 
 
 def _messages(demo: Demo) -> list[dict[str, object]]:

@@ -22,7 +22,9 @@ DEADLINE_S = 120.0
 
 
 class Process:
-    """A child that logs JSON lines to a file; what it prints goes to another."""
+    """A child that logs JSON lines to a file; what it prints goes to another. Its temporary files stay beside
+    them.
+    """
 
     def __init__(self, folder: Path, name: str, arguments: Sequence[str]) -> None:
         self.log = folder / f"{name}.log"
@@ -34,6 +36,7 @@ class Process:
                 stdout=out,
                 stderr=log,
                 cwd=REPOSITORY,
+                env=os.environ | {"TMPDIR": str(folder)},
                 start_new_session=True,
             )
 
