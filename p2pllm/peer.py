@@ -70,7 +70,8 @@ async def run_peer(
         )
     async with AsyncExitStack() as stack:
         checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
-        fingerprint = await asyncio.to_thread(lambda: checkpoint.fingerprint)
+        # It reads a little of every tensor, from the hub if need be; from here on it is known.
+        await asyncio.to_thread(lambda: checkpoint.fingerprint)
         held = stack.enter_context(await asyncio.to_thread(hold_identity, config.data_dir))
         machine = await asyncio.to_thread(lambda: survey(config, held.local_peers))
         size = model_size(checkpoint, machine.dtype)
@@ -79,7 +80,6 @@ async def run_peer(
             config=config,
             identity=held.identity,
             checkpoint=checkpoint,
-            fingerprint=fingerprint,
             machine=machine,
             size=size,
             fit=fit,
@@ -97,7 +97,6 @@ class Peer:
         config: PeerConfig,
         identity: Identity,
         checkpoint: Checkpoint,
-        fingerprint: str,
         machine: Machine,
         size: ModelSize,
         fit: Fit,
@@ -107,7 +106,7 @@ class Peer:
         self._checkpoint = checkpoint
         self._machine = machine
         self._capacity = capacity(size, machine.memory_bytes)
-        self._swarm = swarm_id(fingerprint)
+        self._swarm = swarm_id(checkpoint.fingerprint)
         self._state: SpanState = "loading"
         self._leaving = False
         self._addresses: tuple[Address, ...] = ()
@@ -129,7 +128,7 @@ class Peer:
         self._model = "".join(letter if letter.isprintable() else "?" for letter in checkpoint.name)[
             :MAX_NAME
         ]
-        model = SwarmBody(self._model, fingerprint, checkpoint.layers)
+        model = SwarmBody(self._model, checkpoint.fingerprint, checkpoint.layers)
         self._publisher = Publisher(
             identity=identity,
             dht=self._dht,

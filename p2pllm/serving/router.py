@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from p2pllm.errors import NoRouteError
 from p2pllm.scheduling import Chain, PeerId, find_chain
-from p2pllm.swarm import STALE_S, View, latency_of
+from p2pllm.swarm import STALE_S, BackOff, View, latency_of
 
 __all__ = ["Router"]
 
@@ -17,12 +16,6 @@ BAN_S = 2.0
 """How long a peer is avoided after its first failure; doubled with each further one."""
 
 MAX_BAN_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Ban:
-    seconds: float
-    until: float
 
 
 class Router:
@@ -42,7 +35,7 @@ class Router:
         self._own = own
         self._rng = rng
         self._clock = clock
-        self._bans: dict[PeerId, _Ban] = {}
+        self._bans = BackOff(BAN_S, MAX_BAN_S)
 
     def chain(
         self,
@@ -61,7 +54,7 @@ class Router:
         """
         now = self._clock()
         peers = self._view.peers(now)
-        doubtful = frozenset(state.peer for state in peers if state.age_s > STALE_S) | self._banned(now)
+        doubtful = frozenset(state.peer for state in peers if state.age_s > STALE_S) | self._bans.paused(now)
         holders = [holder for state in peers for holder in state.holders()]
         latency = latency_of(peers)
 
@@ -89,18 +82,10 @@ class Router:
 
     def blame(self, peers: Iterable[PeerId]) -> None:
         """These peers failed a session: avoid them, the longer the more often."""
-        now = self._clock()
         for peer in peers:
-            known = self._bans.get(peer)
-            seconds = BAN_S if known is None else min(2 * known.seconds, MAX_BAN_S)
-            self._bans[peer] = _Ban(seconds, now + seconds)
+            self._bans.failed(peer, self._clock())
 
     def trust(self, peers: Iterable[PeerId]) -> None:
         """These peers served a session to its end."""
         for peer in peers:
-            self._bans.pop(peer, None)
-
-    def _banned(self, now: float) -> frozenset[PeerId]:
-        """Whom to avoid now. Long after its end a ban is forgotten, and the next one is short again."""
-        self._bans = {peer: ban for peer, ban in self._bans.items() if now < ban.until + MAX_BAN_S}
-        return frozenset(peer for peer, ban in self._bans.items() if now < ban.until)
+            self._bans.worked(peer)

@@ -169,21 +169,27 @@ class Session:
             raise StageLostError(frozenset({sender}), f"{sender[:8]} sent a token that cannot be")
         return token
 
-    async def _reach(self) -> None:
-        """Bring up the links to all stages at once."""
+    async def _problems(
+        self, ask: Callable[[PeerId], Awaitable[object]], peers: frozenset[PeerId]
+    ) -> dict[PeerId, str]:
+        """Ask all of them at once; those for whom that raised LinkError, and what it said."""
 
         async def problem(peer: PeerId) -> str:
             try:
-                await self._network.connect(peer)
+                await ask(peer)
             except LinkError as error:
-                return str(error)
+                return str(error) or "no answer"
             return ""
 
-        peers = sorted(self.peers)
-        problems = dict(zip(peers, await asyncio.gather(*map(problem, peers)), strict=True))
-        unreached = frozenset(peer for peer in peers if problems[peer])
+        ordered = sorted(peers)
+        found = zip(ordered, await asyncio.gather(*map(problem, ordered)), strict=True)
+        return {peer: reason for peer, reason in found if reason}
+
+    async def _reach(self) -> None:
+        """Bring up the links to all stages."""
+        unreached = await self._problems(self._network.connect, self.peers)
         if unreached:
-            raise StageLostError(unreached, "; ".join(filter(None, problems.values())))
+            raise StageLostError(frozenset(unreached), "; ".join(unreached.values()))
 
     async def _open(self) -> None:
         request, sampling = self._request, self._request.sampling
@@ -249,16 +255,7 @@ class Session:
         return True
 
     async def _check_alive(self) -> None:
-        async def silent(peer: PeerId) -> bool:
-            try:
-                await self._network.ping(peer)
-            except LinkError:
-                return True
-            return False
-
-        peers = sorted(self.peers - {self._network.own})
-        answers = await asyncio.gather(*map(silent, peers))
-        gone = frozenset(peer for peer, is_silent in zip(peers, answers, strict=True) if is_silent)
+        gone = frozenset(await self._problems(self._network.ping, self.peers - {self._network.own}))
         if gone:
             self.lose(StageLostError(gone, f"no sign of life from {_short(gone)}"))
 

@@ -10,6 +10,7 @@ import structlog
 
 from p2pllm.errors import LinkError
 from p2pllm.scheduling import PeerId
+from p2pllm.swarm.backoff import BackOff
 from p2pllm.swarm.latency import PREFIX
 from p2pllm.swarm.view import PeerState
 from p2pllm.transport import Links
@@ -75,27 +76,23 @@ class Prober:
     def __init__(self, links: Links, clock: Callable[[], float] = time.monotonic) -> None:
         self._links = links
         self._clock = clock
-        self._unreached: dict[PeerId, tuple[float, float]] = {}
-        """(delay, when to try again) of peers that do not answer: a record may name anybody's address."""
+        # Peers that do not answer: a record may name anybody's address.
+        self._unreached = BackOff(FIRST_RETRY_S, LAST_RETRY_S)
         self.estimates = LatencyEstimates()
 
     async def probe(self, targets: Sequence[PeerState]) -> None:
         """Ping every target once, all at the same time."""
         peers = {state.peer for state in targets}
         self.estimates.keep(sorted(peers))
-        self._unreached = {peer: entry for peer, entry in self._unreached.items() if peer in peers}
-        due = [state for state in targets if self._due(state.peer)]
-        await asyncio.gather(*(self._ping(state) for state in due))
-
-    def _due(self, peer: PeerId) -> bool:
-        return peer not in self._unreached or self._clock() >= self._unreached[peer][1]
+        self._unreached.keep(peers)
+        paused = self._unreached.paused(self._clock())
+        await asyncio.gather(*(self._ping(state) for state in targets if state.peer not in paused))
 
     async def _ping(self, state: PeerState) -> None:
         try:
             await self._links.ensure(state.peer, state.body.addresses)
             self.estimates.add(state.peer, await self._links.ping(state.peer))
-            self._unreached.pop(state.peer, None)
+            self._unreached.worked(state.peer)
         except LinkError as error:
-            delay = min(2 * self._unreached.get(state.peer, (FIRST_RETRY_S / 2, 0.0))[0], LAST_RETRY_S)
-            self._unreached[state.peer] = delay, self._clock() + delay
+            self._unreached.failed(state.peer, self._clock())
             log.debug("probe_failed", peer=state.peer[:8], reason=str(error))
