@@ -1,7 +1,7 @@
 """The command line: runs one command and turns what goes wrong into one line and an exit code.
 
-Neither parsing nor ``status`` and ``chat`` need torch: what is heavy is imported by the command that needs
-it.
+Neither parsing nor ``status``, ``chat`` and ``plan`` need torch: what is heavy is imported by the command
+that needs it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         arguments.insert(0, "up")
     options = make_parser().parse_args(arguments)
-    commands = {"up": _up, "demo": _demo, "chat": _chat, "status": _status}
+    commands = {"up": _up, "demo": _demo, "chat": _chat, "status": _status, "plan": _plan, "bench": _bench}
     try:
         return commands[options.command](options)
     except KeyboardInterrupt:
@@ -140,3 +140,21 @@ def _status(options: argparse.Namespace) -> int:
     from p2pllm.terminal import show_status
 
     return _run(show_status(options.api, as_json=options.json))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from p2pllm.plan import show_plan
+
+    return show_plan(options.cluster, as_json=options.json, certified=options.certify)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from p2pllm.bench import bench_scheduling
+
+    return bench_scheduling(
+        as_json=options.json,
+        plot=options.plot,
+        quick=options.quick,
+        max_peers=options.max_peers,
+        seed=options.seed,
+    )

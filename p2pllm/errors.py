@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "BusyError",
+    "ClusterError",
     "ContextLengthError",
     "FrameError",
     "LinkError",
@@ -41,6 +42,10 @@ class PortTakenError(UsageError):
 
 class ModelError(P2PLLMError):
     """A model cannot be found, read, or run here."""
+
+
+class ClusterError(P2PLLMError):
+    """A cluster file cannot be read, or says what cannot be."""
 
 
 class RecordError(P2PLLMError):

@@ -22,7 +22,7 @@ from p2pllm.errors import UsageError
 
 __all__ = ["COMMANDS", "make_parser"]
 
-COMMANDS = ("up", "demo", "chat", "status")
+COMMANDS = ("up", "demo", "chat", "status", "plan", "bench")
 MAX_THREADS = 1024
 DEFAULT_API = f"http://127.0.0.1:{API_PORT}"
 
@@ -32,6 +32,7 @@ examples:
   python -m p2pllm --bootstrap 192.0.2.1:{LINK_PORT} --layers 0:16   join one and serve its first 16 layers
   python -m p2pllm demo "Why is the sky blue?"              a whole swarm on this machine, one answer
   python -m p2pllm status                                   who serves what
+  python -m p2pllm plan CLUSTER.json                        who would serve what, from a description
 
 flags of a command: python -m p2pllm COMMAND --help
 exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage
@@ -62,6 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_chat(commands)
     _add_status(commands)
+    _add_plan(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -238,3 +241,34 @@ def _add_status(commands: Any) -> None:
     )
     parser.add_argument("--api", default=DEFAULT_API, metavar="URL", help="of the peer's API")
     parser.add_argument("--json", action="store_true", help="everything the peer knows, as JSON")
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "plan",
+        "plan a swarm that a file describes",
+        "Work out which peers of CLUSTER.json would hold which layers, and the chain of a request.",
+    )
+    parser.add_argument("cluster", type=Path, metavar="CLUSTER.json", help="model, peers and network")
+    parser.add_argument("--json", action="store_true", help="the plan as JSON")
+    parser.add_argument(
+        "--certify",
+        action="store_true",
+        help="say by how much an exact solver would do better; for up to 32 peers",
+    )
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "bench",
+        "measure this program on this machine",
+        "Measure one part of p2pllm. scheduling: how long both phases take for swarms of 4 to 4096 peers.",
+    )
+    parser.add_argument("what", choices=("scheduling",), help="what to measure")
+    parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw time against peers")
+    parser.add_argument("--max-peers", type=_typed(_positive), default=4096, help="of the largest swarm")
+    parser.add_argument("--quick", action="store_true", help="few fleets of few types: rough figures")
+    parser.add_argument("--seed", type=int, default=0, help="of the random fleets")

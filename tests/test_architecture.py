@@ -30,11 +30,15 @@ BELOW: dict[str, set[str]] = {
     "swarm": {"transport", "dht", "scheduling"} | LEAVES,
     "serving": {"swarm", "transport", "dht", "execution", "scheduling"} | LEAVES,
     "terminal": {"addresses", "serving"},
+    "cluster": {"scheduling", "errors"},
+    "plan": {"cluster", "scheduling", "errors"},
+    "bench": {"cluster", "scheduling", "errors"},
     "demo": {"serving", "execution", "scheduling", "children"} | LEAVES,
     "peer": {"serving", "swarm", "transport", "dht", "execution", "scheduling", "addresses", "machine"}
     | LEAVES,
     "flags": {"config", "errors", "__init__"},
-    "cli": {"addresses", "children", "peer", "demo", "terminal", "flags", "config", "errors", "logs"},
+    "cli": {"addresses", "children", "peer", "demo", "terminal", "plan", "bench"}
+    | {"flags", "config", "errors", "logs"},
     "__main__": {"cli"},
 }
 ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
@@ -114,7 +118,8 @@ def test_every_module_says_what_it_exports() -> None:
 
 def test_nothing_but_the_executor_needs_torch() -> None:
     modules = (
-        "p2pllm.cli, p2pllm.peer, p2pllm.demo, p2pllm.terminal, p2pllm.serving, p2pllm.execution, p2pllm.dht"
+        "p2pllm.cli, p2pllm.peer, p2pllm.demo, p2pllm.terminal, p2pllm.plan, p2pllm.serving, "
+        "p2pllm.execution, p2pllm.dht"
     )
     code = f"import sys, {modules}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     result = subprocess.run(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from p2pllm.errors import ModelError
+from p2pllm.scheduling.types import Capacity
 
-__all__ = ["Fit", "ModelSize", "capacity", "fit_slice"]
+__all__ = ["Budget", "Fit", "ModelSize", "capacity", "fit_slice"]
 
 KV_RESERVE_TOKENS = 2048
 """A slice without room for this many tokens of KV cache could hold weights, but serve nobody."""
@@ -20,18 +22,85 @@ WORKSPACE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model in bytes, in the dtype in which a peer holds it."""
+    """A model in bytes, in the dtype in which a peer holds it.
+
+    ``head_bytes`` is norm and LM head as a last stage holds them. Where the head is ``tied`` to the embedding
+    it is a copy of that, which a peer with the whole model does not need.
+    """
 
     layers: int
     layer_bytes: int
     embed_bytes: int
     head_bytes: int
     kv_bytes_per_token_layer: int
+    tied: bool = False
+
+    def ends(self, *, is_first: bool, is_last: bool) -> int:
+        """Bytes that a slice holds beside its layers."""
+        if is_first and is_last and self.tied:
+            return max(self.embed_bytes, self.head_bytes)
+        return is_first * self.embed_bytes + is_last * self.head_bytes
 
     def weights(self, start: int, end: int) -> int:
         """Bytes of the slice ``[start, end)`` with embedding and head where they belong."""
-        first, last = start == 0, end == self.layers
-        return (end - start) * self.layer_bytes + first * self.embed_bytes + last * self.head_bytes
+        ends = self.ends(is_first=start == 0, is_last=end == self.layers)
+        return (end - start) * self.layer_bytes + ends
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How a peer shares its memory between weights and KV caches.
+
+    Either weights get ``weights_ratio`` of it, and the rest is for KV caches and activations; or every layer
+    comes with room for ``kv_reserve_tokens`` of KV cache. Raises ValueError for both, or for nonsense.
+    """
+
+    weights_ratio: float | None = None
+    kv_reserve_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.weights_ratio is not None and self.kv_reserve_tokens is not None:
+            raise ValueError("memory is shared out by weights_ratio or by kv_reserve_tokens, not by both")
+        if self.weights_ratio is not None and not 0 < self.weights_ratio <= 1:
+            raise ValueError(f"weights_ratio must be above 0 and at most 1, got {self.weights_ratio}")
+        if self.kv_reserve_tokens is not None and self.kv_reserve_tokens < 0:
+            raise ValueError(f"kv_reserve_tokens must be 0 or more, got {self.kv_reserve_tokens}")
+
+    def capacity(self, size: ModelSize, memory: int) -> Capacity:
+        """Layers that fit into ``memory`` bytes at each place of a pipeline (c_i)."""
+        room, each = self._weights_bytes(memory), size.layer_bytes + self._reserve_bytes(size)
+
+        def fits(*, is_first: bool = False, is_last: bool = False) -> int:
+            rest = room - size.ends(is_first=is_first, is_last=is_last)
+            return max(0, min(size.layers, rest // each))
+
+        return Capacity(
+            middle=fits(),
+            first=fits(is_first=True),
+            last=fits(is_last=True),
+            both=fits(is_first=True, is_last=True),
+        )
+
+    def kv_bytes(self, size: ModelSize, memory: int) -> int:
+        """Bytes that ``memory`` keeps for KV caches when it holds as many layers as fit."""
+        if self.weights_ratio is None:
+            return self.capacity(size, memory).middle * self._reserve_bytes(size)
+        return max(0, memory - WORKSPACE_BYTES - self._weights_bytes(memory))
+
+    def _weights_bytes(self, memory: int) -> int:
+        """Bytes for layers, embedding and head, and for the KV reserve that comes with each layer, if any."""
+        if self.weights_ratio is None:
+            return memory - WORKSPACE_BYTES
+        # Activations live in what the ratio leaves, as long as that is enough.
+        return min(math.floor(self.weights_ratio * memory), memory - WORKSPACE_BYTES)
+
+    def _reserve_bytes(self, size: ModelSize) -> int:
+        """KV reserve of one layer."""
+        if self.weights_ratio is not None:
+            return 0
+        tokens = KV_RESERVE_TOKENS if self.kv_reserve_tokens is None else self.kv_reserve_tokens
+        return tokens * size.kv_bytes_per_token_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +114,7 @@ class Fit:
 
 def capacity(size: ModelSize, memory: int) -> int:
     """Layers that fit into ``memory`` bytes as a middle stage, KV reserve and workspace taken off (c_i)."""
-    each = size.layer_bytes + KV_RESERVE_TOKENS * size.kv_bytes_per_token_layer
-    return max(0, min(size.layers, (memory - WORKSPACE_BYTES) // each))
+    return Budget().capacity(size, memory).middle
 
 
 def fit_slice(size: ModelSize, memory: int, layers: tuple[int, int] | None) -> Fit:

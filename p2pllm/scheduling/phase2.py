@@ -1,37 +1,30 @@
 """Phase 2: the chain of stages that serves a session at the least time per token (Eq 3).
 
-A chain may switch peers only where some slice starts or ends, so the layers fall into *segments* between
-those boundaries and the recurrence runs over them from the last to the first. Written backwards, with ``g``
-holding the segment that starts at boundary ``i``::
-
-    cost[i, g] = layers(i) · layer_s(g)
-                 + min( cost[i+1, g],  min over g′ of ρ(g, g′) + wait_s(g′) + cost[i+1, g′] )
-
-Past the last segment stands what closes the ring: ``head_s(g) + ρ(g, first)``. The best path thus depends on
-its own first stage, so the recurrence is solved once per first stage, in order of a lower bound, until the
-bound passes the best chain found. That is exact.
+``Routes`` is kept alive and told one thing at a time: what a peer holds, how far it is. From that a search
+takes its arrays in a few vector operations, and ``ring.py`` solves it. ``find_chain`` is the one-shot form.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from p2pllm.errors import NoRouteError
+from p2pllm.scheduling.choices import STALE_S
+from p2pllm.scheduling.cover import gaps
+from p2pllm.scheduling.hops import Floats, Ints
+from p2pllm.scheduling.layout import Layout, lay_out
+from p2pllm.scheduling.mesh import Mesh
+from p2pllm.scheduling.network import Network
+from p2pllm.scheduling.ring import Problem, Ring, best_ring
 from p2pllm.scheduling.types import Chain, Holder, PeerId, Rho, Stage
+from p2pllm.scheduling.vertices import Rows, Vertices
 
-__all__ = ["find_chain", "uncovered"]
-
-_Floats: TypeAlias = npt.NDArray[np.float64]
-_Ints: TypeAlias = npt.NDArray[np.intp]
-
-_HOP_S = 1e-9
-"""Added to each hop while solving, so that chains of equal latency tie-break to fewer stages."""
+__all__ = ["Routes", "find_chain"]
 
 _SPREAD = 1.05
 """Upper end of the random factor on τ that spreads entries over near-equal chains."""
@@ -39,170 +32,226 @@ _SPREAD = 1.05
 
 def find_chain(
     layers: int,
-    holders: Sequence[Holder],
+    holders: Iterable[Holder],
     rho: Rho,
     *,
     entry: PeerId | None = None,
     expected_tokens: int = 128,
     kv_blocks: int = 0,
     excluded: frozenset[PeerId] = frozenset(),
+    severed: frozenset[tuple[PeerId, PeerId]] = frozenset(),
+    fixed: Sequence[Stage] = (),
+    now: float | None = None,
     rng: random.Random | None = None,
 ) -> Chain:
-    """Return the chain over ``[0, layers)`` with the least latency per token.
+    """Return the chain over ``[0, layers)`` with the least latency per token: ``Routes.find`` asked once.
 
-    Minimised is Σ τ + Σ ρ + ρ(last, first) and, given an ``entry``, also (ρ(entry, first) + ρ(last, entry)) /
-    ``expected_tokens``; the chain's ``latency_s`` leaves the entry's share out. Peers in ``excluded``, and
-    those known to have fewer than ``kv_blocks`` free, are not used. With ``rng``, each τ is scaled by U(1,
-    1.05) while choosing. Stale and leaving peers are the caller's to leave out.
-
-    Raises NoRouteError, with the layer ranges that nobody can serve (none if the peers just cannot reach each
-    other).
+    ``rho`` other than a ``Network`` is asked for every pair of peers, which is meant for few of them.
     """
-    usable = [
-        holder
-        for holder in holders
-        if holder.peer not in excluded and (holder.kv_blocks is None or holder.kv_blocks >= kv_blocks)
-    ]
-    _require_cover(layers, usable, holders)
-    bounds = sorted({0, layers} | {b for h in usable for b in (h.start, h.end) if 0 < b < layers})
-    problem = _Problem.of(bounds, usable, rho, rng)
-    enter, leave = _entry_share(usable, rho, entry, expected_tokens)
-    path = _best_path(problem, enter, leave)
-    if path is None:
-        raise NoRouteError(
-            (),
-            f"no chain connects the peers that serve layers 0:{layers}: see that they can reach each other",
-        )
-    return _chain(path, bounds, usable, rho)
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Seconds for S segments and H holders to work, to arrive, and to hop; infinite where impossible."""
-
-    work: _Floats  # [S, H] seconds for a segment's layers, head included on the last
-    wait: _Floats  # [H]
-    hop: _Floats  # [H, H] from row to column
-    close: _Floats  # [H, H] ρ alone, the way from the last stage (row) back to the first (column)
-
-    @classmethod
-    def of(
-        cls, bounds: Sequence[int], holders: Sequence[Holder], rho: Rho, rng: random.Random | None
-    ) -> _Problem:
-        scale = np.array([rng.uniform(1.0, _SPREAD) if rng else 1.0 for _ in holders])
-        layer_s = np.array([h.layer_s for h in holders]) * scale
-        head_s = np.array([h.head_s for h in holders]) * scale
-        wait_s = np.array([h.wait_s for h in holders]) * scale
-        starts = np.array([h.start for h in holders])
-        ends = np.array([h.end for h in holders])
-        edges = np.array(bounds)
-        low, high = edges[:-1, None], edges[1:, None]
-        work = np.where((starts <= low) & (high <= ends), (high - low) * layer_s, np.inf)
-        work[-1] += head_s
-        close = _rho_matrix([h.peer for h in holders], rho)
-        return cls(work, wait_s, close + _HOP_S, close)
-
-    def solve(self, end: _Floats) -> tuple[_Floats, _Ints]:
-        """Return the cost from layer 0 on for each first holder ([H]), and who comes next ([S-1, H]).
-
-        ``end`` ([H]) is what follows the last segment on each holder.
-        """
-        cost = self.work[-1] + end
-        following = np.empty((len(self.work) - 1, len(end)), dtype=np.intp)
-        own = np.arange(len(end))
-        for segment in range(len(self.work) - 2, -1, -1):
-            moved = self.hop + (self.wait + cost)
-            best = np.argmin(moved, axis=1)
-            # On a tie hand over at once: the successor works its whole slice and the wider peer keeps room.
-            stay = cost < moved[own, best] - _HOP_S / 2
-            following[segment] = np.where(stay, own, best)
-            cost = self.work[segment] + np.where(stay, cost, moved[own, best])
-        return self.wait + cost, following
-
-
-def _best_path(problem: _Problem, enter: _Floats, leave: _Floats) -> list[int] | None:
-    """Return the holder of each segment on the best ring, or None when no ring closes."""
-    lower_bound = enter + problem.solve(leave + problem.close.min(axis=1))[0]
-    best_cost, best_path = np.inf, None
-    for first in np.argsort(lower_bound, kind="stable"):
-        if lower_bound[first] >= best_cost:
-            break
-        costs, following = problem.solve(leave + problem.close[:, first])
-        cost = enter[first] + costs[first]
-        if cost < best_cost:
-            best_cost, best_path = cost, [int(first)]
-            for step in following:
-                best_path.append(int(step[best_path[-1]]))
-    return best_path
-
-
-def _chain(path: Sequence[int], bounds: Sequence[int], holders: Sequence[Holder], rho: Rho) -> Chain:
-    """Return the chain along a path of holders per segment, with its latency by the true, unspread τ."""
-    stages: list[Stage] = []
-    latency = 0.0
-    for segment, index in enumerate(path):
-        holder = holders[index]
-        start, end = bounds[segment], bounds[segment + 1]
-        latency += (end - start) * holder.layer_s
-        if segment and path[segment - 1] == index:
-            start = stages.pop().start
-        else:
-            latency += holder.wait_s
-        stages.append(Stage(holder.peer, start, end))
-    latency += holders[path[-1]].head_s
-    ring = zip(stages, [*stages[1:], stages[0]], strict=True)
-    latency += sum(_rho(rho, a.peer, b.peer) for a, b in ring)
-    return Chain(tuple(stages), latency)
-
-
-def _rho(rho: Rho, source: PeerId, target: PeerId) -> float:
-    """Return ρ with no way as infinity; a peer reaches itself in no time."""
-    seconds = 0.0 if source == target else rho(source, target)
-    return np.inf if seconds is None else seconds
-
-
-def _rho_matrix(peers: Sequence[PeerId], rho: Rho) -> _Floats:
-    """Return ρ between all holders, [H, H], from row to column; each pair of peers is asked once."""
-    unique = sorted(set(peers))
-    matrix = np.array([[_rho(rho, a, b) for b in unique] for a in unique])
-    rows = np.searchsorted(unique, peers)
-    return matrix[np.ix_(rows, rows)]
-
-
-def _entry_share(
-    holders: Sequence[Holder], rho: Rho, entry: PeerId | None, expected_tokens: int
-) -> tuple[_Floats, _Floats]:
-    """Return what each holder as first or as last stage ([H] each) adds to a token for the entry's sake."""
-    if entry is None:
-        return np.zeros(len(holders)), np.zeros(len(holders))
-    enter = np.array([_rho(rho, entry, h.peer) for h in holders])
-    leave = np.array([_rho(rho, h.peer, entry) for h in holders])
-    return enter / expected_tokens, leave / expected_tokens
-
-
-def _require_cover(layers: int, usable: Iterable[Holder], everyone: Iterable[Holder]) -> None:
-    """Raise NoRouteError unless every layer has a holder."""
-    missing = uncovered(layers, usable)
-    if not missing:
-        return
-    if uncovered(layers, everyone):
-        raise NoRouteError(missing)
-    ranges = ", ".join(f"{start}:{end}" for start, end in missing)
-    raise NoRouteError(
-        missing, f"every peer that serves layers {ranges} is full or failed: try again shortly"
+    spans: dict[PeerId, list[Holder]] = {}
+    for holder in holders:
+        spans.setdefault(holder.peer, []).append(holder)
+    if not isinstance(rho, Network):
+        peers = {*spans, *(stage.peer for stage in fixed)} | ({entry} if entry is not None else set())
+        rho = Network.table(peers, rho)
+    routes = Routes(layers, rho)
+    for peer, held in spans.items():
+        routes.put(peer, held)
+    return routes.find(
+        entry=entry,
+        expected_tokens=expected_tokens,
+        kv_blocks=kv_blocks,
+        excluded=excluded,
+        severed=severed,
+        fixed=fixed,
+        now=now,
+        rng=rng,
     )
 
 
-def uncovered(layers: int, holders: Iterable[Holder]) -> tuple[tuple[int, int], ...]:
-    """Return the ranges within ``[0, layers)`` that no holder covers."""
-    gaps: list[tuple[int, int]] = []
-    reached = 0
-    for start, end in sorted((h.start, h.end) for h in holders):
-        if start >= layers:
-            break
-        if start > reached:
-            gaps.append((reached, start))
-        reached = max(reached, end)
-    if reached < layers:
-        gaps.append((reached, layers))
-    return tuple(gaps)
+class Routes:
+    """Chains through a swarm of which one thing changes at a time; ``mesh`` takes the changes of ρ."""
+
+    def __init__(self, layers: int, network: Network | None = None) -> None:
+        """Raises ValueError for less than one layer, and for ρ that are negative or not a number."""
+        if layers < 1:
+            raise ValueError(f"a model has at least one layer, not {layers}")
+        self.mesh = Mesh(network)
+        self._layers = layers
+        self._vertices = Vertices()
+        self._kept: Layout | None = None
+        self._kept_version = 0
+
+    def put(self, peer: PeerId, holders: Iterable[Holder]) -> None:
+        """Say what a peer holds now, in place of what it held before; nothing when it holds no more.
+
+        Raises ValueError for empty spans and for times that are negative or not finite.
+        """
+        if self._vertices.put(self.mesh.number(peer), holders):
+            self._kept = None
+
+    def drop(self, peer: PeerId) -> None:
+        """Forget a peer, with what it holds and how far it is."""
+        self.put(peer, ())
+        self.mesh.drop(peer)
+
+    def find(
+        self,
+        *,
+        entry: PeerId | None = None,
+        expected_tokens: int = 128,
+        kv_blocks: int = 0,
+        excluded: frozenset[PeerId] = frozenset(),
+        severed: frozenset[tuple[PeerId, PeerId]] = frozenset(),
+        fixed: Sequence[Stage] = (),
+        waits: Mapping[PeerId, float] | None = None,
+        now: float | None = None,
+        stale_s: float = STALE_S,
+        rng: random.Random | None = None,
+    ) -> Chain:
+        """Return the chain with the least latency per token.
+
+        Minimised is Σ τ + Σ ρ + ρ(last, first) and, given an ``entry``, also (ρ(entry, first) + ρ(last,
+        entry)) / ``expected_tokens``; the chain's ``latency_s`` leaves the entry's share out. τ is
+        ``wait_s``, a stage's layers times ``layer_s`` and, on the last stage, ``head_s``. The minimum is
+        exact, unless the search ends after 64 passes; ``gap_s`` then says how much less another chain might
+        take.
+
+        Not used are peers in ``excluded``, hops in ``severed`` (from, to), peers known to have fewer than
+        ``kv_blocks`` free, those that are leaving and, given the time ``now``, those with no record since
+        ``stale_s`` seconds. ``fixed`` stages, in order, are in the chain as they are, whatever their peers
+        are like; only what is between them is sought. ``waits`` (s) add to ``wait_s``. With ``rng``, each τ
+        is scaled by U(1, 1.05) while choosing.
+
+        Raises NoRouteError, with the layer ranges that nobody can serve (none if the peers just cannot reach
+        each other), and ValueError for less than one expected token and for ``fixed`` stages that overlap or
+        are no layers of the model.
+        """
+        if expected_tokens < 1:
+            raise ValueError(f"at least one token must be expected, not {expected_tokens}")
+        pinned = self._pinned(fixed)
+        layout = self._layout(pinned, severed)
+        rows = np.concatenate((pinned, self._vertices.all()))[layout.order]
+        for peer, seconds in (waits or {}).items():
+            rows["wait_s"][rows["peer"] == self.mesh.known(peer)] += seconds
+        is_fresh = rows["heard_s"] >= (-math.inf if now is None else now - stale_s)
+        is_usable = is_fresh & (rows["kv_blocks"] >= kv_blocks)
+        if excluded:
+            barred = np.isin(rows["peer"], [self.mesh.known(peer) for peer in excluded])
+            is_usable &= ~barred | (layout.order < len(pinned))
+        spread = _spread(len(rows), rng)
+        work = np.diff(layout.bounds)[:, None] * (rows["layer_s"] * spread)
+        work += layout.away
+        work[-1] += rows["head_s"] * spread
+        enter, leave = self._entry_share(entry, layout.peers, expected_tokens, severed)
+        ring = best_ring(
+            Problem(
+                work=work,
+                wait=np.where(is_usable, rows["wait_s"] * spread, np.inf),
+                enter=enter[layout.position],
+                leave=leave[layout.position],
+                peer=layout.position,
+                hops=layout.hops,
+            )
+        )
+        if ring is None:
+            raise self._no_route(rows[is_usable], rows[is_fresh])
+        return self._chain(ring, rows, layout.bounds)
+
+    def work_s(self, chain: Chain) -> dict[PeerId, float]:
+        """Return the seconds that a token of ``chain`` keeps each of its peers at work, waits left out."""
+        seconds: dict[PeerId, float] = {}
+        for stage in chain.stages:
+            row = self._row(stage)
+            work = (stage.end - stage.start) * row["layer_s"] + (stage.end == self._layers) * row["head_s"]
+            seconds[stage.peer] = seconds.get(stage.peer, 0.0) + float(work[0])
+        return seconds
+
+    def _row(self, stage: Stage) -> Rows:
+        """Return a copy, [1], of the row of the span that a stage lies in, else of another span of its peer.
+
+        Its times are 0 when the peer is not known to hold anything.
+        """
+        number = self.mesh.known(stage.peer)
+        rows = self._vertices.of(number)
+        lies_in = (rows["start"] <= stage.start) & (stage.end <= rows["end"])
+        row = rows[[lies_in.argmax()]] if len(rows) else np.zeros(1, dtype=rows.dtype)
+        row["peer"] = number
+        return row
+
+    def _pinned(self, fixed: Sequence[Stage]) -> Rows:
+        """Return a row for each fixed stage, always usable, that holds just its layers."""
+        edges = [edge for stage in fixed for edge in (stage.start, stage.end)]
+        if edges != sorted(edges) or any(not 0 <= s.start < s.end <= self._layers for s in fixed):
+            raise ValueError(f"fixed stages must be layers of the model, in order and apart, not {edges}")
+        rows = np.concatenate([self._vertices.of(-1), *(self._row(stage) for stage in fixed)])
+        rows["start"], rows["end"] = edges[::2], edges[1::2]
+        rows["kv_blocks"] = rows["heard_s"] = np.inf
+        if (rows["peer"] < 0).any():
+            raise NoRouteError((), "a stage to keep is on a peer that has left the swarm")
+        return rows
+
+    def _layout(self, pinned: Rows, severed: frozenset[tuple[PeerId, PeerId]]) -> Layout:
+        """Return the layout for one search; the usual one is kept until something changes it."""
+        if len(pinned) or severed:
+            rows = np.concatenate((pinned, self._vertices.all()))
+            return lay_out(self._layers, self.mesh, rows, len(pinned), severed)
+        if self._kept is None or self._kept_version != self.mesh.version:
+            self._kept = lay_out(self._layers, self.mesh, self._vertices.all(), 0, ())
+            self._kept_version = self.mesh.version
+        return self._kept
+
+    def _entry_share(
+        self,
+        entry: PeerId | None,
+        peers: Ints,
+        expected_tokens: int,
+        severed: frozenset[tuple[PeerId, PeerId]],
+    ) -> tuple[Floats, Floats]:
+        """Return what each peer as first or as last ([P] each) adds to a token for the entry's sake."""
+        if entry is None:
+            return np.zeros(len(peers)), np.zeros(len(peers))
+        enter, leave = self.mesh.way(entry, peers), self.mesh.way(entry, peers, back=True)
+        for source, target in severed:
+            if source == entry:
+                enter[peers == self.mesh.known(target)] = np.inf
+            if target == entry:
+                leave[peers == self.mesh.known(source)] = np.inf
+        return enter / expected_tokens, leave / expected_tokens
+
+    def _chain(self, ring: Ring, rows: Rows, bounds: Ints) -> Chain:
+        """Return the chain of a ring, with its latency by the true, unspread τ."""
+        switches = [int(bounds[visit.segment]) for visit in ring.visits] + [self._layers]
+        stages: list[Stage] = []
+        latency = 0.0
+        for visit, (start, end) in zip(ring.visits, itertools.pairwise(switches), strict=True):
+            row = rows[visit.holder]
+            stages.append(Stage(self.mesh.name(int(row["peer"])), start, end))
+            latency += float(row["wait_s"]) + (end - start) * float(row["layer_s"])
+        latency += float(rows["head_s"][ring.visits[-1].holder]) + ring.hops_s
+        return Chain(tuple(stages), latency, ring.gap_s)
+
+    def _no_route(self, usable: Rows, fresh: Rows) -> NoRouteError:
+        """Return why there is no chain: layers without a holder, or without a usable one, or no way."""
+        missing, never = (
+            gaps(self._layers, zip(rows["start"].tolist(), rows["end"].tolist(), strict=True))
+            for rows in (usable, fresh)
+        )
+        if never:
+            return NoRouteError(missing)
+        if missing:
+            ranges = ", ".join(f"{start}:{end}" for start, end in missing)
+            reason = f"every peer that serves layers {ranges} is full or failed: try again shortly"
+        else:
+            reason = (
+                f"no chain connects the peers that serve layers 0:{self._layers}: "
+                "see that they can reach each other"
+            )
+        return NoRouteError(missing, reason)
+
+
+def _spread(count: int, rng: random.Random | None) -> Floats:
+    """Return what the τ of each holder is multiplied with, [H]."""
+    if rng is None:
+        return np.ones(count)
+    return np.random.default_rng(rng.getrandbits(64)).uniform(1.0, _SPREAD, count)

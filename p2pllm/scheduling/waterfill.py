@@ -39,7 +39,10 @@ def fill(
         raise ModelError(
             f"not every one of {len(capacities)} peers can take a layer of {layers}: use fewer peers"
         )
-    already = [0.0] * (len(speeds) - 1) + [head_layers]
+    # A head that outlasts every other stage at its cap leaves the last stage what they cannot hold; more
+    # makes no difference, and would only drown the layers in rounding.
+    longest = max(cap / speed for cap, speed in zip(capacities, speeds, strict=True))
+    already = [0.0] * (len(speeds) - 1) + [min(head_layers, longest * speeds[-1])]
     shares = _shares(layers, capacities, speeds, already)
     counts = [math.floor(share) for share in shares]
     # A stage at its cap has no remainder, so rounding up never overfills one.

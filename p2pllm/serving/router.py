@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from p2pllm.errors import NoRouteError
-from p2pllm.scheduling import Chain, PeerId, find_chain
-from p2pllm.swarm import STALE_S, BackOff, View, latency_of
+from p2pllm.scheduling import STALE_S, Chain, Choices, PeerId, Routes, Stage
+from p2pllm.swarm import GONE_S, UNMEASURED, BackOff, Latencies, View
 
 __all__ = ["Router"]
 
@@ -31,11 +32,15 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._view = view
-        self._layers = layers
         self._own = own
         self._rng = rng
         self._clock = clock
         self._bans = BackOff(BAN_S, MAX_BAN_S)
+        self._choices = Choices()
+        self._routes = Routes(layers, UNMEASURED)
+        self._latencies = Latencies(self._routes.mesh)
+        self._version = 0  # of the view, as far as the routes know it
+        self._followed: dict[PeerId, None] = {}  # the peers that the routes know, longest silent first
 
     def chain(
         self,
@@ -44,41 +49,55 @@ class Router:
         kv_blocks: int = 0,
         excluded: frozenset[PeerId] = frozenset(),
         severed: frozenset[tuple[PeerId, PeerId]] = frozenset(),
+        fixed: Sequence[Stage] = (),
+        preview: bool = False,
     ) -> Chain:
         """The cheapest chain for one request, without ``excluded`` peers and ``severed`` hops (from, to).
 
-        Raises NoRouteError with the layers that nobody serves.
+        ``fixed`` stages are kept, and only what is between them is sought. Unless this is a ``preview`` that
+        nobody will use, the chain's peers count as busier from now on. Raises NoRouteError with the layers
+        that nobody serves.
 
         Peers whose records are late, and those that failed lately, are avoided; but a doubtful chain is
         better than none.
         """
         now = self._clock()
-        peers = self._view.peers(now)
-        doubtful = frozenset(state.peer for state in peers if state.age_s > STALE_S) | self._bans.paused(now)
-        holders = [holder for state in peers for holder in state.holders()]
-        latency = latency_of(peers)
-
-        def rho(one: PeerId, other: PeerId) -> float | None:
-            return None if (one, other) in severed else latency(one, other)
-
-        def solve(avoided: frozenset[PeerId]) -> Chain:
-            return find_chain(
-                self._layers,
-                holders,
-                rho,
-                entry=self._own,
-                expected_tokens=expected_tokens,
-                kv_blocks=kv_blocks,
-                excluded=avoided,
-                rng=self._rng,
-            )
-
+        self._follow(now)
+        find = partial(
+            self._routes.find,
+            entry=self._own,
+            expected_tokens=expected_tokens,
+            kv_blocks=kv_blocks,
+            severed=severed,
+            fixed=fixed,
+            waits=self._choices.waits(now),
+            now=now,
+            rng=self._rng,
+        )
         try:
-            return solve(excluded | doubtful)
+            chain = find(excluded=excluded | self._bans.paused(now), stale_s=STALE_S)
         except NoRouteError:
-            if not doubtful - excluded:
-                raise
-            return solve(excluded)
+            chain = find(excluded=excluded, stale_s=GONE_S)
+        if not preview:
+            self._choices.add(self._routes.work_s(chain), now)
+        return chain
+
+    def _follow(self, now: float) -> None:
+        """Tell the routes what has changed in the view."""
+        self._version, news = self._view.news(self._version)
+        for peer in reversed(news):
+            self._followed.pop(peer, None)
+            self._followed[peer] = None
+            state = self._view.peer(peer, now)
+            if state is not None:
+                self._latencies.put(state)
+                self._routes.put(peer, state.holders())
+                self._choices.heard(peer, state.heard_s)
+        # Who is gone sends no news of it.
+        while self._followed and self._view.peer(peer := next(iter(self._followed)), now) is None:
+            del self._followed[peer]
+            self._latencies.drop(peer)
+            self._routes.drop(peer)
 
     def blame(self, peers: Iterable[PeerId]) -> None:
         """These peers failed a session: avoid them, the longer the more often."""

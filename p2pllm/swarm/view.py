@@ -6,19 +6,18 @@ a newer sequence number, never by a remote clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 from p2pllm.records import MetricsBody, PeerBody, Record
 from p2pllm.scheduling import Holder, PeerId
 
-__all__ = ["GONE_S", "STALE_S", "PeerState", "View"]
+__all__ = ["GONE_S", "PeerState", "View"]
 
 _Body = TypeVar("_Body")
-
-STALE_S = 3.0
-"""Two publishing periods without a metrics record: routes avoid the peer where they can."""
 
 GONE_S = 6.0
 """Without a metrics record for this long a peer is out of the view."""
@@ -42,6 +41,8 @@ class PeerState:
     metrics: MetricsBody | None
     age_s: float
     """Seconds since the last news of this peer arrived here."""
+    heard_s: float = math.inf
+    """When it arrived, by the local clock."""
 
     @property
     def ready(self) -> bool:
@@ -66,6 +67,7 @@ class PeerState:
                     head_s=self.metrics.head_s,
                     wait_s=self.metrics.wait_s,
                     kv_blocks=self.metrics.free_kv_blocks,
+                    heard_s=self.heard_s,
                 )
 
 
@@ -86,6 +88,8 @@ class View:
         self._bodies: dict[PeerId, _Heard[PeerBody]] = {}
         self._metrics: dict[PeerId, _Heard[MetricsBody]] = {}
         self._present: frozenset[PeerId] = frozenset()
+        self._version = 0
+        self._changed: dict[PeerId, int] = {}  # the version that a peer's last record made, ascending
 
     def apply(self, record: Record, now: float) -> bool:
         """Take in a verified record received at local time ``now`` (s); True if it was news."""
@@ -93,11 +97,21 @@ class View:
             return False
         match record.body:
             case PeerBody():
-                return _hear(self._bodies, record, record.body, now)
+                is_news = _hear(self._bodies, record, record.body, now)
             case MetricsBody():
-                return _hear(self._metrics, record, record.body, now)
+                is_news = _hear(self._metrics, record, record.body, now)
             case _:
-                return False
+                is_news = False
+        if is_news:
+            self._version += 1
+            self._changed.pop(record.peer_id, None)
+            self._changed[record.peer_id] = self._version
+        return is_news
+
+    def news(self, version: int) -> tuple[int, list[PeerId]]:
+        """(version now, peers with records that arrived since ``version``, newest first); 0 for all."""
+        newest_first = reversed(self._changed.items())
+        return self._version, [peer for peer, _ in takewhile(lambda item: item[1] > version, newest_first)]
 
     def changes(self, now: float) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
         """(arrived, gone) since the last call; also forgets peers that have long been silent."""
@@ -107,6 +121,8 @@ class View:
         for table in (self._bodies, self._metrics):
             for peer in [peer for peer, heard in table.items() if now - heard.at > REMEMBER_S]:
                 del table[peer]
+        for peer in self._changed.keys() - self._bodies.keys() - self._metrics.keys():
+            del self._changed[peer]
         return arrived, gone
 
     def peers(self, now: float) -> tuple[PeerState, ...]:
@@ -119,8 +135,8 @@ class View:
             return None
         body, metrics = self._bodies[peer], self._metrics.get(peer)
         if metrics is None:
-            return PeerState(peer, body.body, None, now - body.at)
-        return PeerState(peer, body.body, metrics.body, now - metrics.at)
+            return PeerState(peer, body.body, None, now - body.at, body.at)
+        return PeerState(peer, body.body, metrics.body, now - metrics.at, metrics.at)
 
     def seq(self, peer: PeerId) -> int:
         """The highest sequence number seen from ``peer`` (0: none)."""

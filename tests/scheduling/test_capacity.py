@@ -1,17 +1,37 @@
-"""What fits into memory, worked by hand."""
+"""What fits into memory: known machines, cases worked by hand, and counting one layer at a time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2pllm.errors import ModelError
-from p2pllm.scheduling import Fit, ModelSize, capacity, fit_slice
+from p2pllm.scheduling import Budget, Capacity, Fit, ModelSize, capacity, fit_slice
 
 MIB = 2**20
+GIB = 2**30
 SIZE = ModelSize(
     layers=10, layer_bytes=10 * MIB, embed_bytes=30 * MIB, head_bytes=40 * MIB, kv_bytes_per_token_layer=512
 )
 # 2048 tokens of 512 bytes are 1 MiB of KV reserve a layer; the workspace is 64 MiB.
+
+LARGE = ModelSize(
+    layers=36,
+    layer_bytes=3_211_591_680,
+    embed_bytes=1_158_266_880,
+    head_bytes=1_158_266_880,
+    kv_bytes_per_token_layer=4096,
+)
+QWEN3_32B = ModelSize(
+    layers=64,
+    layer_bytes=975_200_000,
+    embed_bytes=1_560_000_000,
+    head_bytes=1_560_000_000,
+    kv_bytes_per_token_layer=4096,
+)
 
 
 def test_weights_of_the_four_kinds_of_slices() -> None:
@@ -19,6 +39,107 @@ def test_weights_of_the_four_kinds_of_slices() -> None:
     assert SIZE.weights(0, 5) == 80 * MIB
     assert SIZE.weights(5, 10) == 90 * MIB
     assert SIZE.weights(0, 10) == 170 * MIB
+
+
+def test_a_tied_head_is_a_copy_of_the_embedding_except_in_a_whole_model() -> None:
+    tied = replace(SIZE, tied=True)
+    assert tied.weights(0, 5) == 80 * MIB
+    assert tied.weights(5, 10) == 90 * MIB
+    assert tied.weights(0, 10) == 140 * MIB  # the head's 40 MiB are the embedding's 30 and a norm
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "expected"),
+    [
+        (80, Capacity(middle=13, first=13, last=13, both=12)),
+        (40, Capacity(middle=6, first=6, last=6, both=5)),
+        (32, Capacity(middle=5, first=4, last=4, both=4)),
+        (24, Capacity(middle=4, first=3, last=3, both=3)),
+    ],
+)
+def test_known_machines_with_half_of_their_memory(gigabytes: int, expected: Capacity) -> None:
+    assert Budget(weights_ratio=0.5).capacity(LARGE, gigabytes * GIB) == expected
+
+
+@pytest.mark.parametrize(("ratio", "layers"), [(0.5, 5 * 17 + 2 * 13), (0.65, 144)])
+def test_five_gpus_of_32_and_two_of_24(ratio: float, layers: int) -> None:
+    budget = Budget(weights_ratio=ratio)
+    held = [budget.capacity(QWEN3_32B, memory * GIB).middle for memory in (32, 32, 32, 32, 32, 24, 24)]
+    assert sum(held) == layers
+
+
+def test_a_peer_that_holds_no_end_holds_a_middle() -> None:
+    assert Budget().capacity(SIZE, (64 + 35) * MIB) == Capacity(middle=3, first=0, last=0, both=0)
+    assert Budget().capacity(SIZE, (64 + 41) * MIB) == Capacity(middle=3, first=1, last=0, both=0)
+    assert Budget().capacity(SIZE, 0) == Capacity.same(0)
+
+
+def test_no_more_layers_than_the_model_has() -> None:
+    assert Budget(weights_ratio=0.9).capacity(SIZE, GIB) == Capacity.same(10)
+
+
+def test_a_tied_whole_model_fits_where_an_untied_one_does_not() -> None:
+    memory = (64 + 110 + 40) * MIB
+    assert Budget().capacity(SIZE, memory).both == 7
+    assert Budget().capacity(replace(SIZE, tied=True), memory) == Capacity.same(10)
+
+
+def test_the_kv_reserve_is_of_as_many_tokens_as_stated() -> None:
+    assert Budget(kv_reserve_tokens=0).capacity(SIZE, (64 + 50) * MIB).middle == 5
+    assert Budget(kv_reserve_tokens=20480).capacity(SIZE, (64 + 50) * MIB).middle == 2
+    assert Budget(kv_reserve_tokens=20480).kv_bytes(SIZE, (64 + 50) * MIB) == 20 * MIB
+
+
+def test_a_ratio_leaves_the_rest_to_kv_caches_and_activations() -> None:
+    half = Budget(weights_ratio=0.5)
+    assert half.kv_bytes(SIZE, 1000 * MIB) == (500 - 64) * MIB
+    assert half.capacity(SIZE, 140 * MIB).middle == 7  # 70 MiB are left, more than activations take
+    # Of 100 MiB half would be weights and 50 left, but activations take 64.
+    assert half.capacity(SIZE, 100 * MIB).middle == 3
+    assert half.kv_bytes(SIZE, 100 * MIB) == 0
+    assert half.capacity(SIZE, 10 * MIB) == Capacity.same(0)
+
+
+def test_memory_is_shared_out_in_one_way() -> None:
+    with pytest.raises(ValueError, match="not by both"):
+        Budget(weights_ratio=0.5, kv_reserve_tokens=100)
+    for ratio in (0.0, -1.0, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="weights_ratio"):
+            Budget(weights_ratio=ratio)
+    with pytest.raises(ValueError, match="kv_reserve_tokens"):
+        Budget(kv_reserve_tokens=-1)
+
+
+@given(
+    size=st.builds(
+        ModelSize,
+        layers=st.integers(1, 12),
+        layer_bytes=st.integers(1, 50 * MIB),
+        embed_bytes=st.integers(0, 90 * MIB),
+        head_bytes=st.integers(0, 90 * MIB),
+        kv_bytes_per_token_layer=st.integers(0, 8192),
+        tied=st.booleans(),
+    ),
+    memory=st.integers(0, GIB),
+    tokens=st.integers(0, 10_000),
+)
+def test_one_more_layer_would_not_fit(size: ModelSize, memory: int, tokens: int) -> None:
+    def held(*, is_first: bool, is_last: bool) -> int:
+        ends = is_first * size.embed_bytes + is_last * size.head_bytes
+        if size.tied and is_first and is_last:
+            ends = max(size.embed_bytes, size.head_bytes)
+        layers = 0
+        while layers < size.layers:
+            need = (layers + 1) * (size.layer_bytes + tokens * size.kv_bytes_per_token_layer)
+            if 64 * MIB + ends + need > memory:
+                break
+            layers += 1
+        return layers
+
+    fits = Budget(kv_reserve_tokens=tokens).capacity(size, memory)
+    for is_first in (False, True):
+        for is_last in (False, True):
+            assert fits.at(is_first=is_first, is_last=is_last) == held(is_first=is_first, is_last=is_last)
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,10 @@ def test_close_to_the_level_that_bisection_finds(pipeline, head_layers, data):
     for count, cap, share in zip(counts, capacities, at(high), strict=True):
         assert 1 <= count <= cap
         assert abs(count - share) < 1 + 1e-6
+
+
+@pytest.mark.parametrize("head_layers", [1e3, 1e16, 1e300])
+def test_a_head_of_any_size_leaves_the_last_stage_what_others_cannot_hold(head_layers):
+    assert fill(64, [42, 42], [1.0, 1.0], head_layers=head_layers) == [42, 22]
+    assert fill(64, [42, 70], [3.0, 1e-3], head_layers=head_layers) == [42, 22]
+    assert fill(5, [9, 9], [1.0, 1.0], head_layers=head_layers) == [4, 1]

@@ -1,0 +1,77 @@
+"""Where no region can hold a replica alone: the one pipeline that crosses regions, as seldom as can be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from p2pllm.scheduling.network import Network
+from p2pllm.scheduling.packing import Packing
+from p2pllm.scheduling.types import Offer
+
+__all__ = ["across"]
+
+MAX_PERMUTED = 5
+
+MAX_SETS = 256
+"""Sets of regions that are looked at for one number of regions, those with the most room first."""
+
+
+def across(
+    layers: int, regions: Mapping[str, Sequence[Offer]], network: Network, *, effort: int
+) -> tuple[list[str], Packing] | None:
+    """The regions of the pipeline and its packing, or None if all of them together do not suffice.
+
+    Fewest regions (on a ring as many crossings), then the cheapest ring of regions, then fewest stages.
+    """
+    ways = _ways(regions, network)
+    names = sorted(regions, key=lambda name: (-sum(o.capacity.middle for o in regions[name]), name))
+    for size in range(2, len(names) + 1):
+        best: tuple[float, float] | None = None
+        chosen: tuple[list[str], Packing] | None = None
+        for some in itertools.islice(itertools.combinations(names, size), MAX_SETS):
+            cost = _ring_s(some, ways)
+            if best is not None and cost > best[0]:
+                continue
+            members = [offer.capacity for name in some for offer in regions[name]]
+            packing = Packing(layers, members, effort=effort)
+            packing.solve(1)
+            rank = (cost, packing.stages(1))
+            if rank[1] < math.inf and (best is None or rank < best):
+                best, chosen = rank, (list(some), packing)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def _ways(regions: Mapping[str, Sequence[Offer]], network: Network) -> dict[tuple[str, str], float]:
+    """The cheapest hop (s) from each region to each other one."""
+    region_of = {offer.peer: name for name, offers in regions.items() for offer in offers}
+    ways: dict[tuple[str, str], float] = {}
+    for pair in itertools.permutations(regions, 2):
+        typical = network.typical(*pair)
+        ways[pair] = math.inf if typical is None else typical
+    for one, other in network.measured:
+        for source, target in ((one, other), (other, one)):
+            pair = (region_of.get(source, ""), region_of.get(target, ""))
+            seconds = network(source, target)
+            if pair in ways and seconds is not None:
+                ways[pair] = min(ways[pair], seconds)
+    return ways
+
+
+def _ring_s(names: Sequence[str], ways: Mapping[tuple[str, str], float]) -> float:
+    """The cheapest ring through all of the regions: exact for a few, by nearest neighbour beyond."""
+    first, *others = names
+    if len(others) > MAX_PERMUTED:
+        order = [first]
+        while others:
+            order.append(min(others, key=lambda name: ways[order[-1], name]))
+            others.remove(order[-1])
+        return _length_s(order, ways)
+    return min(_length_s([first, *order], ways) for order in itertools.permutations(others))
+
+
+def _length_s(order: Sequence[str], ways: Mapping[tuple[str, str], float]) -> float:
+    return sum(ways[pair] for pair in zip(order, [*order[1:], order[0]], strict=True))

@@ -1,0 +1,286 @@
+"""Phase 1: how many replicas of the model a swarm holds, in which pipelines (Eq 1, 2 and 4).
+
+No pipeline crosses regions, so each region is packed by itself, and s*(k) is the least sum over all ways to
+share k replicas out among them (min-plus convolution). Bounds come first: each region knows lower bounds on
+its own s*, together they bound Z(k) from above, and only what could still be the best is solved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2pllm.errors import ModelError
+from p2pllm.scheduling.assembly import assemble, still_serves
+from p2pllm.scheduling.crossing import across
+from p2pllm.scheduling.load import spread
+from p2pllm.scheduling.network import Network
+from p2pllm.scheduling.objective import Goal, Scores, Terms, throughput
+from p2pllm.scheduling.packing import Packing
+from p2pllm.scheduling.sharing import Sharing
+from p2pllm.scheduling.types import Assignment, Offer, Pipeline, Slice
+
+__all__ = ["Candidate", "Plan", "place"]
+
+EFFORT = 1_000
+"""Choices tried per question that rounding leaves open; see `rounding`."""
+
+LIST_ALL = 24
+"""Swarms of up to so many peers get a candidate for every feasible k."""
+
+MAX_BUILT = 64
+"""Numbers of replicas for which pipelines are built to predict their throughput."""
+
+KEEP_GAIN = 1.05
+"""A plan must promise this much more throughput before it replaces one that works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The best found for k replicas; proven where ``stages`` is ``stages_bound``."""
+
+    k: int
+    stages: int
+    z: float
+    stages_bound: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who holds which layers. ``z`` is by the goal's objective and no plan exceeds ``z_bound``."""
+
+    k: int
+    stages: int
+    z: float
+    candidates: tuple[Candidate, ...]
+    pipelines: tuple[Pipeline, ...]
+    spares: tuple[Slice, ...]
+    crossings: int
+    """Hops between regions on the ring of the one pipeline that crosses them; 0 as a rule."""
+    stages_bound: int
+    z_bound: float
+    scores: Scores
+    r_rtt_s: float
+    t_comp_s: float
+    kept: bool
+    """Whether today's pipelines stay because another plan would not pay."""
+
+    @property
+    def assignment(self) -> Assignment:
+        """Who holds what, to be given as ``today`` the next time."""
+        return Assignment(self.pipelines, self.spares)
+
+
+def place(
+    layers: int,
+    offers: Sequence[Offer],
+    network: Network,
+    *,
+    goal: Goal | None = None,
+    today: Assignment | None = None,
+    effort: int = EFFORT,
+) -> Plan:
+    """The placement of ``layers`` on the peers that is best by ``goal``.
+
+    Of equal numbers of replicas and stages the placement that moves little from ``today`` is taken, and if it
+    gains less than 5 % of predicted throughput nothing moves at all.
+
+    Raises ModelError when the peers together cannot hold the model, saying how many layers are missing, and
+    ValueError for no layers, no peers or two offers of one peer.
+    """
+    placement = _Placement(
+        layers, offers, network, goal=goal or Goal(), today=today or Assignment(), effort=effort
+    )
+    return placement.plan()
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What the search over k ends with."""
+
+    pipelines: list[Pipeline]
+    candidates: tuple[Candidate, ...]
+    z_bound: float
+
+
+class _Placement:
+    """One run of Phase 1, from offers to a plan."""
+
+    def __init__(
+        self,
+        layers: int,
+        offers: Sequence[Offer],
+        network: Network,
+        *,
+        goal: Goal,
+        today: Assignment,
+        effort: int,
+    ) -> None:
+        self._offers = {offer.peer: offer for offer in offers}
+        if layers < 1 or not offers or len(self._offers) < len(offers):
+            raise ValueError("a placement needs a layer, a peer, and one offer of each peer")
+        self._layers = layers
+        self._network = network
+        self._objective = goal.objective
+        self._effort = effort
+        self._terms = Terms.of(layers, offers, network, goal)
+        self._fastest_s = layers * min(o.layer_s for o in offers) + min(o.head_s for o in offers)
+        regions: dict[str, list[Offer]] = defaultdict(list)
+        for offer in offers:
+            regions[offer.region].append(offer)
+        self._regions = dict(sorted(regions.items()))
+        self._packings = [self._pack(some) for some in self._regions.values()]
+        self._today = today
+
+    def plan(self) -> Plan:
+        """Choose, build, and see whether today's pipelines are as good."""
+        choice = self._within_regions() or self._across_regions()
+        pipelines, kept = choice.pipelines, False
+        intact = [
+            p for p in self._today.pipelines if self._still_serves(p, crossing=self._crossings(pipelines) > 0)
+        ]
+        if intact and self._tokens_per_s(pipelines) <= KEEP_GAIN * self._tokens_per_s(intact):
+            pipelines, kept = intact, True
+        replicas, stages = len(pipelines), sum(len(pipeline.slices) for pipeline in pipelines)
+        scores = Scores(
+            self._terms.linear(replicas, stages),
+            self._terms.ratio(replicas, stages),
+            self._tokens_per_s(pipelines),
+        )
+        return Plan(
+            k=replicas,
+            stages=stages,
+            z=getattr(scores, self._objective),
+            candidates=choice.candidates,
+            pipelines=tuple(pipelines),
+            spares=self._spares(pipelines, kept=kept),
+            crossings=self._crossings(pipelines),
+            stages_bound=next((c.stages_bound for c in choice.candidates if c.k == replicas), replicas),
+            z_bound=choice.z_bound,
+            scores=scores,
+            r_rtt_s=self._terms.r_rtt_s,
+            t_comp_s=self._terms.t_comp_s,
+            kept=kept,
+        )
+
+    def _within_regions(self) -> _Choice | None:
+        """The best over all k, None if no region holds a replica alone."""
+        sharing = Sharing(self._packings)
+        lower = sharing.bounds()
+        left = {k: self._bound(k, lower[k]) for k in range(1, len(lower))}
+        solved: dict[int, tuple[Candidate, list[int]]] = {}
+        best: tuple[float, int, int] | None = None
+        z_bound = -math.inf
+        while left:
+            k = max(left, key=lambda k: (left[k], -lower[k]))
+            if best is not None and len(self._offers) > LIST_ALL:
+                enough = self._objective == "throughput" and len(solved) >= MAX_BUILT
+                if enough or (left[k], -lower[k]) <= best[:2]:
+                    break
+            stages, bound, shares = sharing.solve(k)
+            left = {n: z for n, z in left.items() if n != k and n <= sharing.most}
+            z_bound = max(z_bound, self._bound(k, bound))
+            if stages < math.inf:
+                z = self._value(k, stages, shares)
+                solved[k] = Candidate(k, int(stages), z, int(bound)), shares
+                best = max(best or (z, -int(stages), k), (z, -int(stages), k))
+        if best is None:
+            return None
+        candidates = tuple(solved[k][0] for k in sorted(solved))
+        return _Choice(self._build(solved[best[2]][1]), candidates, max([z_bound, *left.values()]))
+
+    def _across_regions(self) -> _Choice:
+        """The one pipeline over several regions.
+
+        Raises ModelError when all peers together do not hold the model.
+        """
+        found = across(self._layers, self._regions, self._network, effort=self._effort)
+        if found is None:
+            raise ModelError(_missing(self._layers, list(self._offers.values())))
+        regions, packing = found
+        members = [offer for region in regions for offer in self._regions[region]]
+        pipelines = assemble(packing.kinds, packing.found[1], members, self._network, self._today.pipelines)
+        stages = int(packing.stages(1))
+        z = self._tokens_per_s(pipelines) if self._objective == "throughput" else self._bound(1, stages)
+        return _Choice(pipelines, (Candidate(1, stages, z, int(packing.lower[1])),), z)
+
+    def _pack(self, offers: Sequence[Offer]) -> Packing:
+        return Packing(self._layers, [offer.capacity for offer in offers], effort=self._effort)
+
+    def _bound(self, replicas: int, stages: float) -> float:
+        """The most that so many replicas can be worth if they take at least so many stages."""
+        if stages == math.inf:
+            return -math.inf
+        match self._objective:
+            case "linear":
+                return self._terms.linear(replicas, stages)
+            case "ratio":
+                return self._terms.ratio(replicas, stages)
+            case "throughput":
+                return replicas / self._fastest_s
+
+    def _value(self, replicas: int, stages: float, shares: Sequence[int]) -> float:
+        if self._objective == "throughput":
+            return self._tokens_per_s(self._build(shares))
+        return self._bound(replicas, stages)
+
+    def _build(self, shares: Sequence[int]) -> list[Pipeline]:
+        """The pipelines of all regions for so many replicas in each."""
+        return [
+            pipeline
+            for packing, share, offers in zip(self._packings, shares, self._regions.values(), strict=True)
+            for pipeline in assemble(
+                packing.kinds, packing.found[share], offers, self._network, self._today.pipelines
+            )
+        ]
+
+    def _tokens_per_s(self, pipelines: Sequence[Pipeline]) -> float:
+        return throughput(pipelines, self._offers, self._network)
+
+    def _still_serves(self, pipeline: Pipeline, *, crossing: bool) -> bool:
+        """Whether a pipeline of today could stay; one that crosses regions only where there is no other."""
+        if not still_serves(self._layers, pipeline, self._offers):
+            return False
+        return crossing or len({self._offers[part.peer].region for part in pipeline.slices}) == 1
+
+    def _crossings(self, pipelines: Sequence[Pipeline]) -> int:
+        rings = ([self._offers[part.peer].region for part in p.slices] for p in pipelines)
+        return sum(a != b for ring in rings for a, b in zip(ring, [*ring[1:], ring[0]], strict=True))
+
+    def _spares(self, pipelines: Sequence[Pipeline], *, kept: bool) -> tuple[Slice, ...]:
+        """Let peers without a pipeline join; where the pipelines stay, so do the spares of today."""
+        placed = [part for pipeline in pipelines for part in pipeline.slices]
+        busy = {part.peer for part in placed}
+        staying = [
+            part
+            for part in self._today.spares
+            if kept and part.peer in self._offers and part.peer not in busy and self._holds(part)
+        ]
+        return (*staying, *spread(self._layers, list(self._offers.values()), [*placed, *staying]))
+
+    def _holds(self, part: Slice) -> bool:
+        room = self._offers[part.peer].capacity.at(is_first=part.start == 0, is_last=part.end == self._layers)
+        return 0 <= part.start < part.end <= self._layers and part.end - part.start <= room
+
+
+def _missing(layers: int, offers: Sequence[Offer]) -> str:
+    """How far the peers are from holding the model, in one line."""
+    room = sum(offer.capacity.middle for offer in offers)
+    # The peers that lose least at an end (two, for one cannot hold both), or nobody and a layer less.
+    firsts = sorted((o.capacity.middle - o.capacity.first, o.peer) for o in offers if o.capacity.first)[:2]
+    lasts = sorted((o.capacity.middle - o.capacity.last, o.peer) for o in offers if o.capacity.last)[:2]
+    together = [
+        min(room - first_lost - last_lost, layers - (not first) - (not last))
+        for first_lost, first in [*firsts, (0, "")]
+        for last_lost, last in [*lasts, (0, "")]
+        if first != last or not first
+    ]
+    alone = [offer.capacity.both for offer in offers]
+    most = max(0, *alone, *(together if layers > 1 else ()))
+    short = layers - most
+    return (
+        f"the model has {layers} layers but these {len(offers)} peers hold at most {most}: "
+        f"{short} {'layer is' if short == 1 else 'layers are'} missing, add a peer or memory"
+    )
