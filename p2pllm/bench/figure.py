@@ -85,6 +85,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         _draw_panel(panel, axis, [row for row in rows if row.regions == REGIONS])
     axes[0].set_ylabel("median, ms")
     figure.suptitle(f"Scheduling 64 layers on peers in {REGIONS} regions, one core")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
@@ -92,17 +93,17 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def _draw_panel(panel: Panel, axis: Axes, rows: Sequence[Row]) -> None:
-    def line(times: _Times, style: str, label: str, **how: Any) -> None:
-        if times:
-            axis.plot(list(times), list(times.values()), style, label=label, **how)
-
     for types, colour in COLOURS.items():
-        ours = {row.n: getattr(row, panel.figure).median for row in rows if row.types == types}
         kind = "all peers different" if types == DIFFERENT else f"{types} GPU type{'s' * (types > 1)}"
-        line(ours, "o-", f"p2pllm, {kind}", color=colour, markersize=4)
-    for (name, times), style in zip(panel.rivals.items(), (":", "--", "-."), strict=True):
-        line(times, style, f"Parallax's code, {name}", color="0.55", linewidth=1.2)
-    line(panel.paper, "*", "Parallax paper, Fig 5", color="black", markersize=11)
+        ours = {row.n: getattr(row, panel.figure).median for row in rows if row.types == types}
+        if ours:
+            _draw_line(axis, ours, "o-", color=colour, markersize=4, label=f"p2pllm, {kind}")
+    for number, (name, times) in enumerate(panel.rivals.items()):
+        label = "" if number else "Parallax's released code (no regions)"
+        _draw_line(axis, times, "--", color="0.55", linewidth=1.2, label=label)
+        last = max(times)
+        axis.annotate(name, (last, times[last]), (5, -3), textcoords="offset points", color="0.4", fontsize=8)
+    _draw_line(axis, panel.paper, "*", color="black", markersize=11, label="Parallax paper, Fig 5")
     axis.set_title(panel.title)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
@@ -110,4 +111,7 @@ def _draw_panel(panel: Panel, axis: Axes, rows: Sequence[Row]) -> None:
     for scale in (axis.xaxis, axis.yaxis):
         scale.set_major_formatter(lambda value, _: f"{value:g}")
     axis.grid(True, which="major", color="0.9")
-    axis.legend(fontsize=7.5, frameon=False)
+
+
+def _draw_line(axis: Axes, times: _Times, style: str, **how: Any) -> None:
+    axis.plot(list(times), list(times.values()), style, **how)

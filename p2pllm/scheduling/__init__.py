@@ -20,8 +20,7 @@ from p2pllm.scheduling.membership import (
 from p2pllm.scheduling.mesh import Mesh
 from p2pllm.scheduling.moves import Moves, safe_moves
 from p2pllm.scheduling.network import Network
-from p2pllm.scheduling.objective import Goal, Objective, Scores, Terms
-from p2pllm.scheduling.phase1 import Candidate, Plan, place
+from p2pllm.scheduling.phase1 import Candidate, Goal, Objective, Plan, Scores, Terms, fill, place
 from p2pllm.scheduling.phase2 import Routes, find_chain
 from p2pllm.scheduling.regions import derive_regions
 from p2pllm.scheduling.roofline import Phase, Request, Roofline
@@ -37,7 +36,6 @@ from p2pllm.scheduling.types import (
     Slice,
     Stage,
 )
-from p2pllm.scheduling.waterfill import fill
 
 __all__ = [
     "STALE_S",

@@ -83,8 +83,8 @@ class Mesh:
             number = self._free.pop() if self._free else len(self._names)
             self._numbers[peer] = number
             self._names[number : number + 1] = [peer]
-            if number >= len(self._regions):
-                self._regions = _grown(self._regions, number)
+            if number == len(self._regions):
+                self._regions = _grown(self._regions)
             self._regions[number] = _NOWHERE
         return number
 
@@ -224,10 +224,11 @@ class Mesh:
                 self.version += 1
 
     def _set(self, source: int, target: int, seconds: float) -> None:
-        at = self._at.setdefault((source, target), len(self._at))
-        if at >= len(self._seconds):
-            self._ends, self._seconds = _grown(self._ends, at), _grown(self._seconds, at)
-        if self._seconds[at] != seconds or at == len(self._at) - 1:
+        count = len(self._at)
+        at = self._at.setdefault((source, target), count)
+        if at == len(self._seconds):
+            self._ends, self._seconds = _grown(self._ends), _grown(self._seconds)
+        if at == count or self._seconds[at] != seconds:
             self.version += 1
         self._ends[at] = source, target
         self._seconds[at] = seconds
@@ -243,10 +244,9 @@ class Mesh:
             self._at[int(ends[0]), int(ends[1])] = at
 
 
-def _grown(array: npt.NDArray[_Scalar], length: int) -> npt.NDArray[_Scalar]:
-    """Return the array with room for more than ``length`` rows, so that growing costs little on average."""
-    more = max(8, length)
-    return np.concatenate((array, np.zeros((more, *array.shape[1:]), dtype=array.dtype)))
+def _grown(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
+    """Return the array with twice as many rows and some, so that growing costs little on average."""
+    return np.concatenate((array, np.zeros_like(array), np.zeros((8, *array.shape[1:]), dtype=array.dtype)))
 
 
 def _checked(seconds: float | None) -> float | None:

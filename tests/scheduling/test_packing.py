@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 
 from p2pllm.scheduling import Capacity
-from p2pllm.scheduling.packing import Packing
-from p2pllm.scheduling.patterns import Kinds, Prices
-from p2pllm.scheduling.relaxation import Relaxation
+from p2pllm.scheduling.phase1.packing import Packing
+from p2pllm.scheduling.phase1.patterns import Kinds, Prices
+from p2pllm.scheduling.phase1.relaxation import Relaxation
 
 EFFORT = 5_000
 

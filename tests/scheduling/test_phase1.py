@@ -263,6 +263,23 @@ def test_another_replica_is_worth_moving_for_and_moves_little():
     assert set(today.assignment.slices) <= set(plan.assignment.slices)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_serves_stays_where_nothing_better_is_known(seed):
+    """Peers of many kinds come to a working swarm. If as many replicas of as few stages can be had beside the
+    pipelines of today, those stay layer by layer.
+    """
+    rng = random.Random(seed)
+    offers = offers_of([rng.randint(2, 9) for _ in range(14)])
+    today = placed(10, offers[:8])
+    busy = {part.peer for pipeline in today.pipelines for part in pipeline.slices}
+    plan, fresh = placed(10, offers, today=today.assignment), placed(10, offers)
+    assert (plan.k, plan.stages) == (fresh.k, fresh.stages)
+    others = [offer for offer in offers if offer.peer not in busy]
+    beside = {c.k: c.stages for c in placed(10, others).candidates}
+    if beside.get(plan.k - today.k) == plan.stages - today.stages:
+        assert set(today.pipelines) <= set(plan.pipelines)
+
+
 def test_a_lost_peer_is_replaced_in_place():
     """p0 of [p0 p1] is gone and a spare fits: the others keep what they hold."""
     offers = offers_of([4, 4, 4, 4, 4])

@@ -46,7 +46,7 @@ def test_best_over_all_assignments_of_layers(seed):
 
 @pytest.mark.parametrize("seed", range(150))
 def test_best_where_only_regions_are_known(seed):
-    """The usual case, in which chains switch at slice bounds only: unlike heads, entries that pay by token."""
+    """The usual case, in which slice bounds suffice: unlike heads, entries that pay by token."""
     rng = random.Random(seed)
     layers, holders, _ = random_swarm(rng)
     names = [*{h.peer for h in holders}, "entry"]
@@ -166,11 +166,9 @@ def test_fixed_stages_stay_as_they_are():
         Holder("b", 0, 12, 5e-3, kv_blocks=0, heard_s=0.0),
         Holder("c", 6, 12, 1e-4),
     ]
-    network = Network({name: "eu" for name in "abc"}, same_region_s=0.001)
+    network = Network(dict.fromkeys("abc", "eu"), same_region_s=0.001)
     kept = (Stage("b", 2, 5), Stage("a", 5, 6))
-    chain = find_chain(
-        12, holders, network, fixed=kept, kv_blocks=1, now=100.0, excluded=frozenset({"b"})
-    )
+    chain = find_chain(12, holders, network, fixed=kept, kv_blocks=1, now=100.0, excluded=frozenset({"b"}))
     assert chain.stages == (Stage("a", 0, 2), *kept, Stage("c", 6, 12))
     assert chain.latency_s == pytest.approx(0.002 + 0.015 + 0.001 + 0.0006 + 4 * 0.001)
     alone = find_chain(12, holders, network, fixed=(Stage("a", 0, 4),), excluded=frozenset({"b", "c"}))

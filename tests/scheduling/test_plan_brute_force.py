@@ -22,8 +22,8 @@ from support.placement import (
 
 from p2pllm.errors import ModelError
 from p2pllm.scheduling import find_chain
-from p2pllm.scheduling.objective import Goal
 from p2pllm.scheduling.phase1 import place
+from p2pllm.scheduling.phase1.objective import Goal
 
 
 def random_goal(rng):

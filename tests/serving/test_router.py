@@ -1,6 +1,10 @@
-"""Which peers the router avoids, for how long, and that a doubtful chain is better than none."""
+"""Which peers the router avoids, for how long, that a doubtful chain is better than none, and that the routes
+follow the view.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from support.bodies import SWARM, metrics_body, peer_body, record
@@ -8,6 +12,7 @@ from support.bodies import SWARM, metrics_body, peer_body, record
 from p2pllm.errors import NoRouteError
 from p2pllm.identity import Identity
 from p2pllm.records import Span
+from p2pllm.scheduling import Stage
 from p2pllm.serving import Router
 from p2pllm.swarm import View
 
@@ -34,17 +39,18 @@ def view(clock: Clock) -> View:
     return made
 
 
-def publish(view: View, clock: Clock, *identities: Identity) -> None:
+def publish(view: View, clock: Clock, *identities: Identity, **changes: object) -> None:
     """An entry without layers, and two peers that hold them all."""
     for identity in identities or (ENTRY, FAST, SLOW):
         layer_s = {FAST: 0.001, SLOW: 0.01}.get(identity, 0.0)
         spans = () if identity is ENTRY else (Span(0, LAYERS, "ready"),)
         seq = int(clock.now * 1000)
+        metrics = {"spans": spans, "layer_s": layer_s, **changes}
         view.apply(record(identity, peer_body(), seq=seq), clock.now)
-        view.apply(record(identity, metrics_body(spans=spans, layer_s=layer_s), seq=seq), clock.now)
+        view.apply(record(identity, metrics_body(**metrics), seq=seq), clock.now)
 
 
-def chosen(router: Router, **more: frozenset[str]) -> str:
+def chosen(router: Router, **more: Any) -> str:
     (stage,) = router.chain(expected_tokens=10, **more).stages
     return stage.peer
 
@@ -84,3 +90,69 @@ def test_failures_are_remembered_and_doubled_and_forgiven(router: Router, view: 
     assert chosen(router) == FAST.peer_id
     router.blame([FAST.peer_id, SLOW.peer_id])
     assert chosen(router) == FAST.peer_id, "when everybody failed, the cheapest is tried again"
+
+
+def test_the_routes_follow_the_view(router: Router, view: View, clock: Clock) -> None:
+    assert chosen(router) == FAST.peer_id
+    clock.now += 1
+    publish(view, clock, FAST, layer_s=0.5)
+    assert chosen(router) == SLOW.peer_id, "a record changed"
+    clock.now += 1
+    publish(view, clock, FAST, spans=(Span(0, 4, "ready"),))
+    stages = router.chain(expected_tokens=10).stages
+    assert stages == (Stage(FAST.peer_id, 0, 4), Stage(SLOW.peer_id, 4, LAYERS)), "and its layers"
+    clock.now += 1
+    publish(view, clock, FAST, spans=(Span(0, 4, "ready"), Span(4, LAYERS, "loading")))
+    view.apply(record(SLOW, peer_body(leaving=True), seq=int(clock.now * 1000)), clock.now)
+    with pytest.raises(NoRouteError, match="no peer serves layers 4:10"):
+        chosen(router)
+    clock.now += 1
+    publish(view, clock)
+    assert chosen(router) == FAST.peer_id
+
+
+def test_who_is_gone_is_no_doubtful_chain(router: Router, view: View, clock: Clock) -> None:
+    assert chosen(router) == FAST.peer_id
+    clock.now += 5.5
+    publish(view, clock, ENTRY)
+    assert chosen(router) == FAST.peer_id, "doubtful, but all there is"
+    clock.now += 1
+    publish(view, clock, ENTRY)
+    with pytest.raises(NoRouteError, match="no peer serves layers 0:10"):
+        chosen(router)
+    clock.now += 1
+    publish(view, clock)
+    assert chosen(router) == FAST.peer_id
+
+
+def test_measured_latencies_count(router: Router, view: View, clock: Clock) -> None:
+    """A chain of two whose hops were measured long loses to a slow peer alone."""
+    halves = {FAST: (Span(0, 5, "ready"),), ENTRY: (Span(5, LAYERS, "ready"),)}
+    for identity, spans in halves.items():
+        publish(view, clock, identity, spans=spans, layer_s=0.001)
+    clock.now += 1
+    for identity, spans in halves.items():
+        publish(view, clock, identity, spans=spans, layer_s=0.001)
+    assert [s.peer for s in router.chain(expected_tokens=10).stages] == [FAST.peer_id, ENTRY.peer_id]
+    clock.now += 1
+    publish(view, clock, FAST, spans=halves[FAST], rho=((ENTRY.peer_id[:16], 0.9),))
+    assert chosen(router) == SLOW.peer_id
+
+
+def test_own_choices_count_until_the_next_record(router: Router, view: View, clock: Clock) -> None:
+    """Each chain keeps FAST at work for 12 ms a token; alone, SLOW takes 102 ms."""
+    eight_times_fast = [FAST.peer_id] * 8 + [SLOW.peer_id]
+    assert [chosen(router, preview=True) for _ in range(9)] == [FAST.peer_id] * 9
+    assert [chosen(router) for _ in range(9)] == eight_times_fast
+    clock.now += 1
+    publish(view, clock)
+    assert [chosen(router) for _ in range(9)] == eight_times_fast
+
+
+def test_stages_that_are_kept_and_hops_that_are_severed(router: Router, view: View, clock: Clock) -> None:
+    kept = Stage(SLOW.peer_id, 3, 6)
+    stages = router.chain(expected_tokens=10, fixed=[kept]).stages
+    assert stages == (Stage(FAST.peer_id, 0, 3), kept, Stage(FAST.peer_id, 6, LAYERS))
+    severed = frozenset({(SLOW.peer_id, FAST.peer_id)})
+    stages = router.chain(expected_tokens=10, fixed=[kept], severed=severed).stages
+    assert stages[-1] == Stage(SLOW.peer_id, 6, LAYERS)

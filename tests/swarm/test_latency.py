@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from statistics import median
+
 import pytest
 from support.bodies import metrics_body, peer_body
 
 from p2pllm.records import MetricsBody, Span
-from p2pllm.swarm import PeerState, latency_of
+from p2pllm.scheduling import Mesh, Network
+from p2pllm.swarm import UNMEASURED, Latencies, PeerState, latency_of
 from p2pllm.swarm.prober import MAX_PROBED, LatencyEstimates, likely_successors
 
 A, B, C, D = (digit * 40 for digit in "abcd")
@@ -37,6 +42,44 @@ def test_unmeasured_pairs_take_the_median_of_their_regions() -> None:
 def test_unknown_peers_have_no_edge() -> None:
     rho = latency_of([state(A, "eu")])
     assert rho(A, B) is None
+
+
+def by_definition(states: dict[str, PeerState]) -> Network:
+    """The network that follows from what peers say, all at once."""
+    by_prefix = {peer[:16]: peer for peer in states}
+    region_of = {peer: said.body.region for peer, said in states.items()}
+    measured = {
+        (peer, by_prefix[prefix]): seconds
+        for peer, said in states.items()
+        if said.metrics is not None
+        for prefix, seconds in said.metrics.rho
+        if prefix in by_prefix and by_prefix[prefix] != peer
+    }
+    regional = {}
+    for pair in itertools.combinations_with_replacement(sorted(set(region_of.values())), 2):
+        values = [s for (a, b), s in measured.items() if tuple(sorted((region_of[a], region_of[b]))) == pair]
+        if values:
+            regional[pair] = median(values)
+    return Network(region_of, measured, regional, 0.001, 0.05)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_record_by_record_or_all_at_once_is_the_same(seed: int) -> None:
+    """Peers come, measure others that are not there yet, move, go and come back."""
+    rng = random.Random(seed)
+    mesh = Mesh(UNMEASURED)
+    latencies = Latencies(mesh)
+    states: dict[str, PeerState] = {}
+    for _ in range(40):
+        peer = rng.choice([A, B, C, D])
+        if rng.random() < 0.2:
+            states.pop(peer, None)
+            latencies.drop(peer)
+        else:
+            near = {other: rng.choice([0.01, rng.random()]) for other in (A, B, C, D) if rng.random() < 0.6}
+            states[peer] = state(peer, rng.choice(["eu", "us"]), near)
+            latencies.put(states[peer])
+        assert mesh.network() == by_definition(states) == latency_of(states.values())
 
 
 def test_an_estimate_follows_the_wire_and_not_one_busy_moment() -> None:

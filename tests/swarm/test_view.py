@@ -57,7 +57,7 @@ def test_a_starting_peer_is_listed_but_is_no_vertex() -> None:
     view.apply(record(TWO, metrics_body(spans=(Span(0, 4, "loading"), Span(4, 9, "ready")))), 0.0)
     first, second = sorted(view.peers(1.0), key=lambda state: state.peer != ONE.peer_id)
     assert (first.metrics, first.ready, list(first.holders())) == (None, False, [])
-    assert list(second.holders()) == [Holder(TWO.peer_id, 4, 9, 0.001, 0.002, 0.0, 100)]
+    assert list(second.holders()) == [Holder(TWO.peer_id, 4, 9, 0.001, 0.002, 0.0, 100, heard_s=0.0)]
     assert view.peer(ONE.peer_id, 30.5) is None
 
 
@@ -75,3 +75,30 @@ def test_long_silent_peers_are_forgotten() -> None:
     heard(view, ONE, at=0.0, seq=7)
     view.changes(700.0)
     assert view.seq(ONE.peer_id) == 0
+
+
+def test_news_are_told_once_to_each_reader() -> None:
+    view = View(SWARM)
+    assert view.news(0) == (0, [])
+    heard(view, ONE, at=0.0)
+    heard(view, TWO, at=1.0)
+    version, peers = view.news(0)
+    assert peers == [TWO.peer_id, ONE.peer_id]
+    assert view.news(version) == (version, [])
+    view.apply(record(ONE, metrics_body(), seq=1), 2.0)  # known already
+    assert view.news(version) == (version, [])
+    view.apply(record(ONE, metrics_body(), seq=2), 2.0)
+    later, peers = view.news(version)
+    assert (later > version, peers) == (True, [ONE.peer_id])
+    assert view.news(0)[1] == [ONE.peer_id, TWO.peer_id], "another reader has heard nothing yet"
+    view.changes(700.0)
+    assert view.news(0) == (later, []), "who is forgotten is no news"
+
+
+def test_holders_say_when_they_were_heard() -> None:
+    view = View(SWARM)
+    heard(view, ONE, at=5.0)
+    view.apply(record(ONE, peer_body(region="us"), seq=2), 6.0)
+    (state,) = view.peers(7.0)
+    (holder,) = state.holders()
+    assert (state.age_s, state.heard_s, holder.heard_s) == (2.0, 5.0, 5.0)

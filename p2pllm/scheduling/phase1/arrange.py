@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from p2pllm.scheduling.network import Network
+from p2pllm.scheduling.phase1.waterfill import fill
 from p2pllm.scheduling.types import Capacity, Offer, PeerId, Pipeline, Slice
-from p2pllm.scheduling.waterfill import fill
 
 __all__ = ["arrange", "overlap"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from p2pllm.scheduling.patterns import EPSILON, Kinds, Pattern, Prices
+from p2pllm.scheduling.phase1.patterns import EPSILON, Kinds, Pattern, Prices
 
 __all__ = ["Relaxation", "Relaxed"]
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from p2pllm.scheduling.network import Network
-from p2pllm.scheduling.packing import Packing
+from p2pllm.scheduling.phase1.packing import Packing
 from p2pllm.scheduling.types import Offer
 
 __all__ = ["across"]

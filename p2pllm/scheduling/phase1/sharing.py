@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from p2pllm.scheduling.packing import Packing
+from p2pllm.scheduling.network import Network
+from p2pllm.scheduling.phase1.assembly import assemble
+from p2pllm.scheduling.phase1.packing import Packing
+from p2pllm.scheduling.types import Offer, Pipeline
 
 __all__ = ["Sharing"]
 
-_Floats = npt.NDArray[np.float64]
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Ints: TypeAlias = npt.NDArray[np.intp]
 
 
 class Sharing:
-    """All regions together. Shares are counted down from the most that each region could have, so that a
-    number of replicas near the top needs little of the convolution.
+    """Offers by region, each region packed by itself.
+
+    Shares are counted down from the most that each region could have, so that a number of replicas near the
+    top needs little of the convolution.
     """
 
-    def __init__(self, packings: Sequence[Packing]) -> None:
-        self._packings = packings
+    def __init__(self, layers: int, offers: Sequence[Offer], *, effort: int) -> None:
+        regions: dict[str, list[Offer]] = defaultdict(list)
+        for offer in offers:
+            regions[offer.region].append(offer)
+        self.regions = dict(sorted(regions.items()))
+        self._packings = [
+            Packing(layers, [offer.capacity for offer in some], effort=effort)
+            for some in self.regions.values()
+        ]
 
     @property
     def most(self) -> int:
@@ -41,21 +56,26 @@ class Sharing:
             bound, shares = self._best(replicas)
             if bound == math.inf:
                 break
-            for packing, share in zip(self._packings, shares, strict=True):
-                packing.solve(share)
             pairs = list(zip(self._packings, shares, strict=True))
-            if all(share <= packing.most for packing, share in pairs) and bound == sum(
-                packing.lower[share] for packing, share in pairs
-            ):
+            for packing, share in pairs:
+                packing.solve(share)
+            possible = all(share <= packing.most for packing, share in pairs)
+            if possible and bound == sum(packing.lower[share] for packing, share in pairs):
                 return sum(packing.stages(share) for packing, share in pairs), bound, shares
         return math.inf, math.inf, []
+
+    def build(self, shares: Sequence[int], network: Network, today: Sequence[Pipeline]) -> list[Pipeline]:
+        """The pipelines for so many replicas in each region, which `solve` has found."""
+        return [
+            pipeline
+            for packing, share, offers in zip(self._packings, shares, self.regions.values(), strict=True)
+            for pipeline in assemble(packing.kinds, packing.found[share], offers, network, today)
+        ]
 
     def _best(self, replicas: int) -> tuple[float, list[int]]:
         """The least lower bound for ``replicas`` and the shares that have it."""
         missing = self.most - replicas
         total, choices = self._combine(missing)
-        if missing >= len(total):
-            return math.inf, []
         shares: list[int] = []
         left = missing
         for packing, choice in zip(reversed(self._packings), reversed(choices), strict=True):
@@ -64,12 +84,12 @@ class Sharing:
             left -= given_up
         return float(total[missing]), shares[::-1]
 
-    def _combine(self, missing: int) -> tuple[_Floats, list[npt.NDArray[np.intp]]]:
-        """Fewest stages if up to ``missing`` replicas are given up, [missing + 1], and who gives up how
-        many.
+    def _combine(self, missing: int) -> tuple[_Floats, list[_Ints]]:
+        """Fewest stages if up to ``missing`` replicas are given up, [missing + 1], and for each region how
+        many of them it gives up.
         """
         total = np.zeros(1)
-        choices: list[npt.NDArray[np.intp]] = []
+        choices: list[_Ints] = []
         for packing in self._packings:
             own = packing.lower[::-1][: missing + 1]
             length = min(len(total) + len(own) - 1, missing + 1)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from p2pllm.scheduling.patterns import EPSILON, Kinds, Pattern
-from p2pllm.scheduling.relaxation import Relaxation, Relaxed
-from p2pllm.scheduling.rounding import rounded
+from p2pllm.scheduling.phase1.patterns import EPSILON, Kinds, Pattern
+from p2pllm.scheduling.phase1.relaxation import Relaxation, Relaxed
+from p2pllm.scheduling.phase1.rounding import rounded
 from p2pllm.scheduling.types import Capacity
 
 __all__ = ["Packing"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from p2pllm.scheduling.arrange import arrange, overlap
 from p2pllm.scheduling.network import Network
-from p2pllm.scheduling.patterns import Kinds, Pattern
+from p2pllm.scheduling.phase1.arrange import arrange, overlap
+from p2pllm.scheduling.phase1.patterns import Kinds, Pattern
 from p2pllm.scheduling.types import Offer, PeerId, Pipeline, Slice
 
 __all__ = ["assemble", "still_serves"]

@@ -8,18 +8,16 @@ its own s*, together they bound Z(k) from above, and only what could still be th
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2pllm.errors import ModelError
-from p2pllm.scheduling.assembly import assemble, still_serves
-from p2pllm.scheduling.crossing import across
 from p2pllm.scheduling.load import spread
 from p2pllm.scheduling.network import Network
-from p2pllm.scheduling.objective import Goal, Scores, Terms, throughput
-from p2pllm.scheduling.packing import Packing
-from p2pllm.scheduling.sharing import Sharing
+from p2pllm.scheduling.phase1.assembly import assemble, still_serves
+from p2pllm.scheduling.phase1.crossing import across
+from p2pllm.scheduling.phase1.objective import Goal, Scores, Terms, throughput
+from p2pllm.scheduling.phase1.sharing import Sharing
 from p2pllm.scheduling.types import Assignment, Offer, Pipeline, Slice
 
 __all__ = ["Candidate", "Plan", "place"]
@@ -100,6 +98,7 @@ def place(
 class _Choice:
     """What the search over k ends with."""
 
+    best: Candidate
     pipelines: list[Pipeline]
     candidates: tuple[Candidate, ...]
     z_bound: float
@@ -124,25 +123,16 @@ class _Placement:
         self._layers = layers
         self._network = network
         self._objective = goal.objective
+        self._today = today
         self._effort = effort
         self._terms = Terms.of(layers, offers, network, goal)
         self._fastest_s = layers * min(o.layer_s for o in offers) + min(o.head_s for o in offers)
-        regions: dict[str, list[Offer]] = defaultdict(list)
-        for offer in offers:
-            regions[offer.region].append(offer)
-        self._regions = dict(sorted(regions.items()))
-        self._packings = [self._pack(some) for some in self._regions.values()]
-        self._today = today
+        self._sharing = Sharing(layers, offers, effort=effort)
 
     def plan(self) -> Plan:
-        """Choose, build, and see whether today's pipelines are as good."""
+        """Choose k, build, and see whether today's pipelines can stay."""
         choice = self._within_regions() or self._across_regions()
-        pipelines, kept = choice.pipelines, False
-        intact = [
-            p for p in self._today.pipelines if self._still_serves(p, crossing=self._crossings(pipelines) > 0)
-        ]
-        if intact and self._tokens_per_s(pipelines) <= KEEP_GAIN * self._tokens_per_s(intact):
-            pipelines, kept = intact, True
+        pipelines, kept = self._steady(choice)
         replicas, stages = len(pipelines), sum(len(pipeline.slices) for pipeline in pipelines)
         scores = Scores(
             self._terms.linear(replicas, stages),
@@ -156,7 +146,7 @@ class _Placement:
             candidates=choice.candidates,
             pipelines=tuple(pipelines),
             spares=self._spares(pipelines, kept=kept),
-            crossings=self._crossings(pipelines),
+            crossings=sum(self._crossings(pipeline) for pipeline in pipelines),
             stages_bound=next((c.stages_bound for c in choice.candidates if c.k == replicas), replicas),
             z_bound=choice.z_bound,
             scores=scores,
@@ -167,47 +157,71 @@ class _Placement:
 
     def _within_regions(self) -> _Choice | None:
         """The best over all k, None if no region holds a replica alone."""
-        sharing = Sharing(self._packings)
-        lower = sharing.bounds()
+        sharing = self._sharing
+        lower = sharing.bounds().tolist()
         left = {k: self._bound(k, lower[k]) for k in range(1, len(lower))}
         solved: dict[int, tuple[Candidate, list[int]]] = {}
-        best: tuple[float, int, int] | None = None
+        best: Candidate | None = None
         z_bound = -math.inf
         while left:
-            k = max(left, key=lambda k: (left[k], -lower[k]))
+            k = max(left, key=lambda k: _rank(left[k], lower[k]))
             if best is not None and len(self._offers) > LIST_ALL:
                 enough = self._objective == "throughput" and len(solved) >= MAX_BUILT
-                if enough or (left[k], -lower[k]) <= best[:2]:
+                if enough or _rank(left[k], lower[k]) <= _rank(best.z, best.stages):
                     break
             stages, bound, shares = sharing.solve(k)
             left = {n: z for n, z in left.items() if n != k and n <= sharing.most}
             z_bound = max(z_bound, self._bound(k, bound))
             if stages < math.inf:
-                z = self._value(k, stages, shares)
-                solved[k] = Candidate(k, int(stages), z, int(bound)), shares
-                best = max(best or (z, -int(stages), k), (z, -int(stages), k))
+                candidate = Candidate(k, int(stages), self._value(k, stages, shares), int(bound))
+                solved[k] = candidate, shares
+                if best is None or _rank(candidate.z, stages) > _rank(best.z, best.stages):
+                    best = candidate
         if best is None:
             return None
         candidates = tuple(solved[k][0] for k in sorted(solved))
-        return _Choice(self._build(solved[best[2]][1]), candidates, max([z_bound, *left.values()]))
+        return _Choice(best, self._build(solved[best.k][1]), candidates, max([z_bound, *left.values()]))
 
     def _across_regions(self) -> _Choice:
         """The one pipeline over several regions.
 
         Raises ModelError when all peers together do not hold the model.
         """
-        found = across(self._layers, self._regions, self._network, effort=self._effort)
+        regions = self._sharing.regions
+        found = across(self._layers, regions, self._network, effort=self._effort)
         if found is None:
             raise ModelError(_missing(self._layers, list(self._offers.values())))
-        regions, packing = found
-        members = [offer for region in regions for offer in self._regions[region]]
+        names, packing = found
+        members = [offer for name in names for offer in regions[name]]
         pipelines = assemble(packing.kinds, packing.found[1], members, self._network, self._today.pipelines)
         stages = int(packing.stages(1))
         z = self._tokens_per_s(pipelines) if self._objective == "throughput" else self._bound(1, stages)
-        return _Choice(pipelines, (Candidate(1, stages, z, int(packing.lower[1])),), z)
+        best = Candidate(1, stages, z, int(packing.lower[1]))
+        return _Choice(best, pipelines, (best,), z)
 
-    def _pack(self, offers: Sequence[Offer]) -> Packing:
-        return Packing(self._layers, [offer.capacity for offer in offers], effort=self._effort)
+    def _steady(self, choice: _Choice) -> tuple[list[Pipeline], bool]:
+        """(pipelines, whether those of today just stay): the choice, or what moves less and is as good."""
+        crossing = any(self._crossings(pipeline) for pipeline in choice.pipelines)
+        intact = [
+            pipeline
+            for pipeline in self._today.pipelines
+            if still_serves(self._layers, pipeline, self._offers)
+            and (crossing or not self._crossings(pipeline))
+        ]
+        if not intact:
+            return choice.pipelines, False
+        if self._tokens_per_s(choice.pipelines) <= KEEP_GAIN * self._tokens_per_s(intact):
+            return intact, True
+        # All that serve stay, and the other peers make up the rest, if that takes no more stages.
+        busy = {part.peer for pipeline in intact for part in pipeline.slices}
+        others = [offer for peer, offer in self._offers.items() if peer not in busy]
+        more = choice.best.k - len(intact)
+        if others and more > 0:
+            sharing = Sharing(self._layers, others, effort=self._effort)
+            stages, _, shares = sharing.solve(more)
+            if stages + len(busy) <= choice.best.stages:
+                return intact + sharing.build(shares, self._network, self._today.pipelines), False
+        return choice.pipelines, False
 
     def _bound(self, replicas: int, stages: float) -> float:
         """The most that so many replicas can be worth if they take at least so many stages."""
@@ -227,27 +241,14 @@ class _Placement:
         return self._bound(replicas, stages)
 
     def _build(self, shares: Sequence[int]) -> list[Pipeline]:
-        """The pipelines of all regions for so many replicas in each."""
-        return [
-            pipeline
-            for packing, share, offers in zip(self._packings, shares, self._regions.values(), strict=True)
-            for pipeline in assemble(
-                packing.kinds, packing.found[share], offers, self._network, self._today.pipelines
-            )
-        ]
+        return self._sharing.build(shares, self._network, self._today.pipelines)
 
     def _tokens_per_s(self, pipelines: Sequence[Pipeline]) -> float:
         return throughput(pipelines, self._offers, self._network)
 
-    def _still_serves(self, pipeline: Pipeline, *, crossing: bool) -> bool:
-        """Whether a pipeline of today could stay; one that crosses regions only where there is no other."""
-        if not still_serves(self._layers, pipeline, self._offers):
-            return False
-        return crossing or len({self._offers[part.peer].region for part in pipeline.slices}) == 1
-
-    def _crossings(self, pipelines: Sequence[Pipeline]) -> int:
-        rings = ([self._offers[part.peer].region for part in p.slices] for p in pipelines)
-        return sum(a != b for ring in rings for a, b in zip(ring, [*ring[1:], ring[0]], strict=True))
+    def _crossings(self, pipeline: Pipeline) -> int:
+        ring = [self._offers[part.peer].region for part in pipeline.slices]
+        return sum(a != b for a, b in zip(ring, [*ring[1:], ring[0]], strict=True))
 
     def _spares(self, pipelines: Sequence[Pipeline], *, kept: bool) -> tuple[Slice, ...]:
         """Let peers without a pipeline join; where the pipelines stay, so do the spares of today."""
@@ -263,6 +264,11 @@ class _Placement:
     def _holds(self, part: Slice) -> bool:
         room = self._offers[part.peer].capacity.at(is_first=part.start == 0, is_last=part.end == self._layers)
         return 0 <= part.start < part.end <= self._layers and part.end - part.start <= room
+
+
+def _rank(z: float, stages: float) -> tuple[float, float]:
+    """More Z is better, then fewer stages; rounded, for equal Z may come by different sums."""
+    return round(z, 9), -stages
 
 
 def _missing(layers: int, offers: Sequence[Offer]) -> str:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from p2pllm.scheduling.patterns import EPSILON, Kinds, Pattern
-from p2pllm.scheduling.relaxation import Relaxed
+from p2pllm.scheduling.phase1.patterns import EPSILON, Kinds, Pattern
+from p2pllm.scheduling.phase1.relaxation import Relaxed
 
 __all__ = ["rounded"]
 
