@@ -20,8 +20,8 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _SMALL = 64
 """So few peers are searched fastest through the whole matrix of their ρ."""
 
-_DENSE = 8
-"""Likewise more peers, when one pair in this many is measured."""
+_DENSE = 0.5
+"""Likewise more peers, where this share of all pairs is measured."""
 
 _NOWHERE = 0
 """The number of the region of peers that have none, from which only measured pairs lead away."""
@@ -194,9 +194,8 @@ class Mesh:
         pairs = Pairs(source[inside], target[inside], seconds[inside])
         present, region = np.unique(self._regions[numbers], return_inverse=True)
         typical = self._typical[np.ix_(present, present)]
-        if not len(pairs.source) or (
-            len(numbers) > _SMALL and len(pairs.source) * _DENSE < len(numbers) ** 2
-        ):
+        share = len(pairs.source) / max(1, len(numbers)) ** 2
+        if not share or (len(numbers) > _SMALL and share < _DENSE):
             return RegionHops(typical, region, pairs)
         matrix = typical[np.ix_(region, region)]
         matrix[pairs.source, pairs.target] = pairs.seconds

@@ -35,16 +35,18 @@ class Network:
         """Return ρ from ``source`` to ``target`` (0 to itself), None when there is no edge."""
         if source == target:
             return 0.0
-        for pair in ((source, target), (target, source)):
-            if pair in self.measured:
-                return self.measured[pair]
+        if self.measured:
+            for pair in ((source, target), (target, source)):
+                if pair in self.measured:
+                    return self.measured[pair]
         if source not in self.region_of or target not in self.region_of:
             return None
         return self.typical(self.region_of[source], self.region_of[target])
 
     def typical(self, source: str, target: str) -> float | None:
         """Return ρ from one region to another (or the same) where nothing was measured."""
-        for pair in ((source, target), (target, source)):
-            if pair in self.regional:
-                return self.regional[pair]
+        if self.regional:
+            for pair in ((source, target), (target, source)):
+                if pair in self.regional:
+                    return self.regional[pair]
         return self.same_region_s if source == target else self.cross_region_s

@@ -43,8 +43,8 @@ def test_every_s_of_k_by_highs(seed):
         (5, fleet(5), {1: 1}),
         # One pipeline of two stages, or four peers for two; the fifth is never needed.
         (10, fleet(7, 6, 4, 3, 2), {1: 2, 2: 4}),
-        # Three and three would be a replica each by their sum, but 6 + 6 wastes what 4 + 4 lacks.
-        (10, fleet(6, 6, 4, 3), {1: 2}),
+        # Three pairs would need every pair to be 20 exactly, and no 9 goes with an 11.
+        (20, fleet(11, 11, 10, 10, 10, 8, 7, 7), {1: 2, 2: 4, 3: 7}),
         # Fewest stages for one is not part of fewest stages for two.
         (12, fleet(8, 6, 6, 4), {1: 2, 2: 4}),
         # The regions never help each other, and share out the replicas where it costs least.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.phase1.waterfill import fill
 from p2pllm.scheduling.types import Capacity, Offer, PeerId, Pipeline, Slice
 
 __all__ = ["arrange", "overlap"]
+
+_Traits: TypeAlias = tuple[Capacity, float, float]
+"""Capacity, seconds per layer, and seconds for the head: all that makes a difference where hops are alike."""
 
 MAX_PERMUTED = 5
 """Members whose orders are all tried; more are ordered by nearest neighbour."""
@@ -27,16 +31,14 @@ def arrange(
     Of the orders whose ends fit, the one with the shortest ring, then with the least to move from ``today``.
     """
     uneven = _is_uneven(members, network)
-    orders = list(_orders(layers, members, network, uneven=uneven, moving=bool(today)))
-    some = [_slices(layers, order) for order in orders]
-    best = 0
-    if len(some) > 1:
-        ranks = [
-            (round(_ring_s(order, network), 9), -sum(overlap(part, today) for part in slices))
-            for order, slices in zip(orders, some, strict=True)
-        ]
-        best = ranks.index(min(ranks))
-    return Pipeline(tuple(sorted({offer.region for offer in members})), some[best])
+    if (uneven or today) and len(members) <= MAX_PERMUTED:
+        slices = _best(layers, members, network, today)
+    else:
+        order = [members[i] for i in _plain_order(layers, _traits(members))]
+        if uneven:
+            order[1:-1] = _shortened(order, network)
+        slices = _slices(layers, order)
+    return Pipeline(tuple(sorted({offer.region for offer in members})), slices)
 
 
 def overlap(part: Slice, today: Mapping[PeerId, Slice]) -> int:
@@ -45,38 +47,46 @@ def overlap(part: Slice, today: Mapping[PeerId, Slice]) -> int:
     return 0 if held is None else max(0, min(part.end, held.end) - max(part.start, held.start))
 
 
-def _orders(
-    layers: int, members: Sequence[Offer], network: Network, *, uneven: bool, moving: bool
-) -> Iterator[tuple[Offer, ...]]:
-    """Yield the orders that are worth trying, at least one."""
-    capacities = tuple(member.capacity for member in members)
-    ends = _ends(layers, capacities, tuple(member.head_s for member in members))
-    if len(members) > MAX_PERMUTED or not (uneven or moving):
-        ends = ends[:1]
-    for f, e in ends:
-        inner = [member for i, member in enumerate(members) if i not in (f, e)]
-        middles: Iterable[Sequence[Offer]] = [inner]
-        if len(members) > MAX_PERMUTED:
-            middles = [_shortened(members[f], inner, members[e], network)] if uneven else [inner]
-        elif uneven or moving:
-            middles = itertools.permutations(inner)
-        for middle in middles:
-            yield (members[f],) if f == e else (members[f], *middle, members[e])
+def _traits(members: Sequence[Offer]) -> tuple[_Traits, ...]:
+    return tuple((member.capacity, member.layer_s, member.head_s) for member in members)
+
+
+def _best(
+    layers: int, members: Sequence[Offer], network: Network, today: Mapping[PeerId, Slice]
+) -> tuple[Slice, ...]:
+    """The slices of the best order of all."""
+    best: tuple[float, int] | None = None
+    chosen: tuple[Slice, ...] = ()
+    for f, e in _ends(layers, _traits(members)):
+        inner = [i for i in range(len(members)) if i not in (f, e)]
+        for middle in itertools.permutations(inner):
+            order = [members[i] for i in dict.fromkeys((f, *middle, e))]
+            slices = _slices(layers, order)
+            rank = (round(_ring_s(order, network), 9), -sum(overlap(part, today) for part in slices))
+            if best is None or rank < best:
+                best, chosen = rank, slices
+    return chosen
 
 
 @lru_cache(maxsize=1024)
-def _ends(layers: int, capacities: tuple[Capacity, ...], heads: tuple[float, ...]) -> list[tuple[int, int]]:
+def _plain_order(layers: int, members: tuple[_Traits, ...]) -> tuple[int, ...]:
+    """The order where hops are alike: only the ends matter. A fleet has few kinds of pipelines."""
+    f, e = _ends(layers, members)[0]
+    return tuple(dict.fromkeys((f, *(i for i in range(len(members)) if i not in (f, e)), e)))
+
+
+def _ends(layers: int, members: Sequence[_Traits]) -> list[tuple[int, int]]:
     """Who may come first and last, as indices: the ends that lose least room first, then the fastest head."""
-    if len(capacities) == 1:
+    if len(members) == 1:
         return [(0, 0)]
-    room = sum(capacity.middle for capacity in capacities)
-    ends = (
-        (first.middle - first.first + last.middle - last.last, heads[e], f, e)
-        for f, first in enumerate(capacities)
-        for e, last in enumerate(capacities)
+    room = sum(capacity.middle for capacity, _, _ in members)
+    ends = sorted(
+        (first.middle - first.first + last.middle - last.last, head_s, f, e)
+        for f, (first, _, _) in enumerate(members)
+        for e, (last, _, head_s) in enumerate(members)
         if f != e and first.first and last.last
     )
-    return [(f, e) for lost, _, f, e in sorted(ends) if room - lost >= layers]
+    return [(f, e) for lost, _, f, e in ends if room - lost >= layers]
 
 
 def _is_uneven(members: Sequence[Offer], network: Network) -> bool:
@@ -88,9 +98,10 @@ def _is_uneven(members: Sequence[Offer], network: Network) -> bool:
     return len({network(a.peer, b.peer) for a in members for b in members if a is not b}) > 1
 
 
-def _shortened(first: Offer, inner: list[Offer], last: Offer, network: Network) -> list[Offer]:
-    """Order the middle by nearest neighbour, then swap while that shortens the ring."""
-    order, left = [first], list(inner)
+def _shortened(order: Sequence[Offer], network: Network) -> list[Offer]:
+    """The middle of an order by nearest neighbour, then swapped while that shortens the ring."""
+    first, *left, last = order
+    order = [first]
     while left:
         nearest = min(left, key=lambda member: _hop_s(order[-1], member, network))
         left.remove(nearest)
@@ -120,25 +131,20 @@ def _hop_s(one: Offer, other: Offer, network: Network) -> float:
 
 
 def _slices(layers: int, order: Sequence[Offer]) -> tuple[Slice, ...]:
-    """Deal out the layers by water-filling (Eq 4), the head counted as layers of the last stage."""
-    end = len(order) - 1
-    counts = _counts(
-        layers,
-        tuple(
-            min(layers, offer.capacity.at(is_first=i == 0, is_last=i == end)) for i, offer in enumerate(order)
-        ),
-        tuple(1.0 / offer.layer_s for offer in order),
-        order[-1].head_s / order[-1].layer_s,
-    )
-    bounds = [0, *itertools.accumulate(counts)]
+    bounds = _bounds(layers, _traits(order))
     return tuple(
-        Slice(offer.peer, start, stop) for offer, start, stop in zip(order, bounds, bounds[1:], strict=False)
+        Slice(*part) for part in zip((offer.peer for offer in order), bounds, bounds[1:], strict=False)
     )
 
 
 @lru_cache(maxsize=1024)
-def _counts(
-    layers: int, capacities: tuple[int, ...], speeds: tuple[float, ...], head_layers: float
-) -> tuple[int, ...]:
-    """Water-filling; a fleet has few kinds of pipelines, so most answers are known."""
-    return tuple(fill(layers, capacities, speeds, head_layers=head_layers))
+def _bounds(layers: int, order: tuple[_Traits, ...]) -> tuple[int, ...]:
+    """Deal out the layers by water-filling (Eq 4), the head counted as layers of the last stage."""
+    end = len(order) - 1
+    room = [
+        min(layers, capacity.at(is_first=i == 0, is_last=i == end))
+        for i, (capacity, _, _) in enumerate(order)
+    ]
+    _, layer_s, head_s = order[-1]
+    counts = fill(layers, room, [1.0 / pace for _, pace, _ in order], head_layers=head_s / layer_s)
+    return (0, *itertools.accumulate(counts))

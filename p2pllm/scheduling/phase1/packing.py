@@ -9,7 +9,7 @@ solution, less is kept of the rounded part; once nothing is kept, the search is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,21 +26,33 @@ MAX_DEPTH = 200
 
 
 class Packing:
-    """What is known of one region. ``effort`` bounds the search, in choices tried per question.
+    """What is known of one region. ``effort`` bounds the search, in choices tried per question; ``hints`` are
+    groups of capacities that made good pipelines elsewhere, for a faster start.
 
     ``lower[k]`` bounds s*(k) from below, infinite where k replicas are proven impossible; ``found[k]`` are
     patterns of k replicas. The two meet unless the effort did not suffice.
     """
 
-    def __init__(self, layers: int, capacities: Sequence[Capacity], *, effort: int) -> None:
+    def __init__(
+        self,
+        layers: int,
+        capacities: Sequence[Capacity],
+        *,
+        effort: int,
+        hints: Iterable[Sequence[Capacity]] = (),
+    ) -> None:
         self.kinds = Kinds.of(layers, capacities)
         self.found: dict[int, list[Pattern]] = {0: []}
         self._effort = effort
         self._peers = sum(self.kinds.counts)
-        self._relaxation = Relaxation(self.kinds)
+        self._relaxation = Relaxation(self.kinds, self._known(hints))
         self.lower = _by_room(self.kinds)
+        self.used: list[tuple[Capacity, ...]] = []
+        """The patterns of the relaxation, as hints for another region."""
         if self.most:
-            self._bound(self._relaxation.solve(self.most))
+            relaxed = self._relaxation.solve(self.most)
+            self._bound(relaxed)
+            self.used = [tuple(self.kinds.capacities[kind] for kind in pattern) for pattern in relaxed.usage]
 
     @property
     def most(self) -> int:
@@ -73,6 +85,15 @@ class Packing:
                 return
             else:
                 more = 2 * more + 1
+
+    def _known(self, hints: Iterable[Sequence[Capacity]]) -> Iterator[Pattern]:
+        """Yield hints as patterns of these kinds, as far as there are so many peers of them."""
+        index = {capacity: kind for kind, capacity in enumerate(self.kinds.capacities)}
+        for hint in hints:
+            if all(capacity in index for capacity in hint):
+                pattern = tuple(sorted(index[capacity] for capacity in hint))
+                if all(pattern.count(kind) <= self.kinds.counts[kind] for kind in pattern):
+                    yield pattern
 
     def _bound(self, relaxed: Relaxed) -> None:
         """Take in the bounds that a relaxation implies for every number of replicas."""

@@ -61,6 +61,27 @@ class Kinds:
         useful = {capacity: _useful(self.layers, capacity) for capacity in set(capacities)}
         return {capacity: index[same] for capacity, same in useful.items() if same in index}
 
+    def complete(self, pattern: Pattern) -> bool:
+        """Whether such peers hold the model in some order, each at least one layer."""
+        if len(pattern) < 2:
+            return bool(pattern) and self.singles[pattern[0]]
+        missing = self.layers
+        for kind in pattern:
+            missing -= self.capacities[kind].middle
+        if missing > 0 or len(pattern) > self.layers:
+            return False
+        firsts = sorted((self._losses[kind][0], i) for i, kind in enumerate(pattern))[:2]
+        lasts = sorted((self._losses[kind][1], i) for i, kind in enumerate(pattern))[:2]
+        return missing + min(f + e for f, i in firsts for e, j in lasts if i != j) <= 0
+
+    @cached_property
+    def _losses(self) -> tuple[tuple[float, float], ...]:
+        """What each kind loses as first and as last, infinite where it holds nothing there."""
+        return tuple(
+            (c.middle - c.first if c.first else math.inf, c.middle - c.last if c.last else math.inf)
+            for c in self.capacities
+        )
+
     @cached_property
     def singles(self) -> tuple[bool, ...]:
         """Whether one peer of the kind holds the whole model."""

@@ -12,11 +12,13 @@ generation): only those that are cheaper than a replica's present price can impr
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from p2pllm.scheduling.phase1.greedy import pack_greedily
 from p2pllm.scheduling.phase1.patterns import EPSILON, Kinds, Pattern, Prices
 
 __all__ = ["Relaxation", "Relaxed"]
@@ -47,7 +49,8 @@ class Relaxation:
     simplex with an explicit inverse: there are at most as many rows as distinct capacities.
     """
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, kinds: Kinds, hints: Iterable[Pattern] = ()) -> None:
+        """``hints`` are patterns that are likely to be of use, such as those of a region alike."""
         self._kinds = kinds
         rows = len(kinds.counts) + 1
         self._patterns: list[Pattern] = []
@@ -59,14 +62,15 @@ class Relaxation:
         self._values = np.array([*kinds.counts, 0], dtype=np.float64)
         self._limit = 0
         self._pivots = 0
+        self._add(list(hints))
 
     def solve(self, replicas: int) -> Relaxed:
         """The most replicas up to ``replicas``, and the fewest stages for them."""
         self._values += self._inverse[:, -1] * (replicas - self._limit)
         self._limit = replicas
         self._restore()
-        if not self._known:
-            self._generate(Prices(self._kinds, _by_layers(self._kinds)), math.inf)
+        if len(self._patterns) < len(self._kinds.counts):
+            self._start()
         while True:
             self._improve()
             duals = self._worth[self._basis] @ self._inverse
@@ -82,6 +86,15 @@ class Relaxation:
             if column >= rows and value > EPSILON
         }
         return Relaxed(usage, prices, prices.cheapest, base)
+
+    def _start(self) -> None:
+        """Begin with patterns that go together, and with those that are cheap by the layers that peers
+        hold.
+        """
+        kinds = self._kinds
+        self._add([pattern for pattern in pack_greedily(kinds, kinds.counts) if pattern not in self._known])
+        by_layers = [1.0 + PRIZE * capacity.middle / kinds.layers for capacity in kinds.capacities]
+        self._generate(Prices(kinds, by_layers), math.inf)
 
     def _suffices(self, price: float, base: float) -> bool:
         """Whether nothing better is left between the solution at hand and the bound, both in whole
@@ -100,16 +113,21 @@ class Relaxation:
         found = [pattern for pattern in cheap if pattern is not None and pattern not in self._known]
         if not found or self._pivots >= MAX_PIVOTS:
             return False
-        self._known.update(found)
-        columns = np.zeros((len(self._values), len(found)))
+        self._add(found)
+        return True
+
+    def _add(self, patterns: Sequence[Pattern]) -> None:
+        if not patterns:
+            return
+        self._known.update(patterns)
+        self._patterns += patterns
+        columns = np.zeros((len(self._values), len(patterns)))
         columns[-1] = 1.0
-        for index, pattern in enumerate(found):
+        for index, pattern in enumerate(patterns):
             for kind in pattern:
                 columns[kind, index] += 1.0
-        self._patterns += found
         self._columns = np.hstack([self._columns, columns])
         self._worth = np.concatenate([self._worth, PRIZE - columns[:-1].sum(axis=0)])
-        return True
 
     def _improve(self) -> None:
         """Primal simplex: to the optimum over the columns at hand."""
@@ -146,8 +164,3 @@ class Relaxation:
         self._values -= direction * step
         self._values[leaving] = step
         self._basis[leaving] = entering
-
-
-def _by_layers(kinds: Kinds) -> list[float]:
-    """The natural weights to begin with: by the layers that a peer holds."""
-    return [1.0 + PRIZE * capacity.middle / kinds.layers for capacity in kinds.capacities]

@@ -1,6 +1,7 @@
 """From the linear relaxation to whole pipelines.
 
-Rounded down, the relaxation is nearly the whole answer. What rounding leaves over is searched: every choice
+Rounded down, the relaxation is nearly the whole answer, and mostly a greedy packing of the peers left over is
+the rest. Where it is not, they are searched: every choice
 of a pattern, and every peer left idle, is charged what it wastes by the relaxation's weights, against a
 budget that no solution of the wanted size can exceed. So few patterns come into question, and peers that the
 budget does not allow to idle must each be in one of them: the search branches where there are fewest. If what
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from p2pllm.scheduling.phase1.greedy import pack_greedily
 from p2pllm.scheduling.phase1.patterns import EPSILON, Kinds, Pattern
 from p2pllm.scheduling.phase1.relaxation import Relaxed
 
@@ -54,8 +56,10 @@ def rounded(
                 for kind in pattern:
                     counts[kind] -= number
             whole = [pattern for pattern, number in kept.items() for _ in range(number)]
-            if left == 0:
-                return whole, False
+            greedy = pack_greedily(kinds, counts) if left else {}
+            quick = sorted((p for p, number in greedy.items() for _ in range(number)), key=len)[:left]
+            if len(quick) == left and sum(map(len, whole + quick)) <= wanted:
+                return whole + quick, False
             search = _Search(relaxed, counts, unspent, effort)
             rest = search.run(left)
             if rest is not None:

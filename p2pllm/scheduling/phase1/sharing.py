@@ -13,7 +13,7 @@ import numpy.typing as npt
 from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.phase1.assembly import assemble
 from p2pllm.scheduling.phase1.packing import Packing
-from p2pllm.scheduling.types import Offer, Pipeline
+from p2pllm.scheduling.types import Capacity, Offer, Pipeline
 
 __all__ = ["Sharing"]
 
@@ -33,10 +33,13 @@ class Sharing:
         for offer in offers:
             regions[offer.region].append(offer)
         self.regions = dict(sorted(regions.items()))
-        self._packings = [
-            Packing(layers, [offer.capacity for offer in some], effort=effort)
-            for some in self.regions.values()
-        ]
+        self._packings: list[Packing] = []
+        hints: set[tuple[Capacity, ...]] = set()
+        for some in self.regions.values():
+            capacities = [offer.capacity for offer in some]
+            packing = Packing(layers, capacities, effort=effort, hints=sorted(hints))
+            self._packings.append(packing)
+            hints.update(packing.used)
 
     @property
     def most(self) -> int:

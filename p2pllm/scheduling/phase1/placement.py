@@ -146,7 +146,8 @@ class _Placement:
             candidates=choice.candidates,
             pipelines=tuple(pipelines),
             spares=self._spares(pipelines, kept=kept),
-            crossings=sum(self._crossings(pipeline) for pipeline in pipelines),
+            # Only where nothing else would do is there a pipeline that crosses, and then it is the only one.
+            crossings=self._crossings(pipelines[0]),
             stages_bound=next((c.stages_bound for c in choice.candidates if c.k == replicas), replicas),
             z_bound=choice.z_bound,
             scores=scores,
@@ -201,6 +202,8 @@ class _Placement:
 
     def _steady(self, choice: _Choice) -> tuple[list[Pipeline], bool]:
         """(pipelines, whether those of today just stay): the choice, or what moves less and is as good."""
+        if not self._today.pipelines:
+            return choice.pipelines, False
         crossing = any(self._crossings(pipeline) for pipeline in choice.pipelines)
         intact = [
             pipeline
