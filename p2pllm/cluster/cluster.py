@@ -110,7 +110,7 @@ def _network(file: ClusterFile) -> Network:
     measured = {(source, target): seconds for source, target, seconds in links.pairs}
     given = {peer.id: peer.region for peer in file.peers if peer.region is not None}
     if given or measured:
-        regions = derive_regions(peers, given, Network(measured=measured))
+        regions = derive_regions(peers, given, measured)
     else:
         regions = dict.fromkeys(peers, LONE_REGION)
     return Network(

@@ -7,14 +7,20 @@ the lowest id (of those that had a region before, if any) opens one.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
-from p2pllm.scheduling.types import PeerId, Rho
+from p2pllm.scheduling.types import PeerId
 
 __all__ = ["KEEP_S", "NEAR_S", "derive_regions"]
+
+_Distances: TypeAlias = defaultdict[PeerId, dict[PeerId, float]]
+
+NOBODY = (math.inf, "")
 
 NEAR_S = 0.015
 """ρ below which a peer takes its nearest peer's region (s)."""
@@ -26,43 +32,71 @@ KEEP_S = 1.5 * NEAR_S
 def derive_regions(
     peers: Iterable[PeerId],
     given: Mapping[PeerId, str],
-    rho: Rho,
+    measured: Mapping[tuple[PeerId, PeerId], float | None],
     *,
     before: Mapping[PeerId, str] | None = None,
 ) -> dict[PeerId, str]:
     """Return the region of every peer, the same whatever the order of ``peers``.
 
-    ``given`` regions stand. Peers that shared one in ``before`` keep it as long as hops of less than
-    ``KEEP_S`` connect them with each other, and with those who were given that region if there are any; where
-    it falls apart, the largest part keeps the name. A peer that was alone is placed anew, so regions that
-    were opened before anything was measured grow together; regions of several peers never merge. Asked again
-    with its own answer as ``before`` and the same ρ, it answers the same.
+    ``measured`` is ρ (s) from the first peer to the second; the mean counts where both ways are known, and a
+    pair with neither is far apart. ``given`` regions stand. Peers that shared one in ``before`` keep it as
+    long as hops of less than ``KEEP_S`` connect them with each other, and with those who were given that
+    region if there are any; where it falls apart, the largest part keeps the name. A peer that was alone is
+    placed anew, so regions that were opened before anything was measured grow together; regions of several
+    peers never merge. Asked again with its own answer as ``before`` and the same ρ, it answers the same.
 
-    ρ is the mean of both directions, or the known one; a pair with neither is far apart. New regions are
-    named after the peer that opened them. Takes up to N² questions to ``rho`` for N new peers, but few for
-    peers that stay.
+    New regions are named after the peer that opened them.
     """
     everyone = sorted(set(peers))
     former = before or {}
+    apart = _distances(measured)
     region = {peer: given[peer] for peer in everyone if peer in given}
     for name, group in _groups(everyone, former, region).items():
         core = [peer for peer in region if region[peer] == name]
-        kept = _connected(core, group, rho) if core else _largest_part(group, rho)
+        kept = _connected(core, group, apart) if core else _largest_part(group, apart)
         if core or len(kept) > 1:
             region.update(dict.fromkeys(kept, name))
 
     nearest = {
-        peer: min(((_apart(rho, peer, other), other) for other in region), default=(math.inf, peer))
+        peer: min(
+            ((seconds, other) for other, seconds in apart[peer].items() if other in region), default=NOBODY
+        )
         for peer in everyone
         if peer not in region
     }
-    while nearest:
-        peer = min(nearest, key=lambda one: (min(nearest[one][0], NEAR_S), one not in former, one))
+    # The nearest peer first; entries that a nearer one has overtaken are skipped when they come up.
+    queue = [_turn(peer, nearest[peer], former) for peer in nearest]
+    heapq.heapify(queue)
+    while queue:
+        *_, peer, known = heapq.heappop(queue)
+        if nearest.get(peer) != known:
+            continue
         distance, neighbour = nearest.pop(peer)
         region[peer] = region[neighbour] if distance < NEAR_S else _new_name(peer, former, region)
-        for other, known in nearest.items():
-            nearest[other] = min(known, (_apart(rho, other, peer), peer))
+        for other, seconds in apart[peer].items():
+            if other in nearest and (seconds, peer) < nearest[other]:
+                nearest[other] = seconds, peer
+                heapq.heappush(queue, _turn(other, nearest[other], former))
     return region
+
+
+def _turn(
+    peer: PeerId, nearest: tuple[float, PeerId], former: Mapping[PeerId, str]
+) -> tuple[float, bool, PeerId, tuple[float, PeerId]]:
+    """When a peer is placed: those near somebody by distance, then the others, known ones first."""
+    return min(nearest[0], NEAR_S), peer not in former, peer, nearest
+
+
+def _distances(
+    measured: Mapping[tuple[PeerId, PeerId], float | None],
+) -> _Distances:
+    """Seconds between two peers that know of each other: the mean of both directions or the known one."""
+    apart: _Distances = defaultdict(dict)
+    for (one, other), seconds in measured.items():
+        if seconds is not None and one != other:
+            back = measured.get((other, one))
+            apart[one][other] = apart[other][one] = seconds if back is None else (seconds + back) / 2
+    return apart
 
 
 def _groups(
@@ -76,24 +110,24 @@ def _groups(
     return groups
 
 
-def _largest_part(group: Iterable[PeerId], rho: Rho) -> set[PeerId]:
+def _largest_part(group: Iterable[PeerId], apart: _Distances) -> set[PeerId]:
     """The largest set of peers that hops of less than ``KEEP_S`` connect, of equal ones that of lowest id."""
     parts: list[set[PeerId]] = []
     rest = list(group)
     while rest:
-        part = {rest[0]} | _connected(rest[:1], rest[1:], rho)
+        part = {rest[0]} | _connected(rest[:1], rest[1:], apart)
         parts.append(part)
         rest = [peer for peer in rest if peer not in part]
     return max(parts, key=len)
 
 
-def _connected(core: Iterable[PeerId], others: Iterable[PeerId], rho: Rho) -> set[PeerId]:
+def _connected(core: Iterable[PeerId], others: Iterable[PeerId], apart: _Distances) -> set[PeerId]:
     """Those of ``others`` whom hops of less than ``KEEP_S`` connect with ``core``."""
     frontier, rest = list(core), set(others)
     reached: set[PeerId] = set()
     while frontier and rest:
         here = frontier.pop()
-        near = {peer for peer in rest if _apart(rho, here, peer) < KEEP_S}
+        near = {peer for peer, seconds in apart[here].items() if peer in rest and seconds < KEEP_S}
         frontier.extend(near)
         reached |= near
         rest -= near
@@ -109,9 +143,3 @@ def _new_name(peer: PeerId, former: Mapping[PeerId, str], region: Mapping[PeerId
     name = f"near-{peer[:8]}"
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(free for free in itertools.chain([name], numbered) if free not in used)
-
-
-def _apart(rho: Rho, one: PeerId, other: PeerId) -> float:
-    """Seconds between two peers: the mean of both directions, what is known of them, or infinity."""
-    known = [seconds for seconds in (rho(one, other), rho(other, one)) if seconds is not None]
-    return sum(known) / len(known) if known else math.inf
