@@ -52,4 +52,5 @@ def model_size(checkpoint: Checkpoint, dtype: str) -> ModelSize:
         embed_bytes=checkpoint.embed_bytes(dtype),
         head_bytes=checkpoint.head_bytes(dtype),
         kv_bytes_per_token_layer=checkpoint.kv_bytes(dtype),
+        tied=checkpoint.tied,
     )

@@ -56,7 +56,7 @@ def taken(kind: socket.SocketKind) -> Iterator[int]:
         yield other.getsockname()[1]
 
 
-@pytest.mark.parametrize("command", [[], ["up"], ["demo"], ["chat"], ["status"]])
+@pytest.mark.parametrize("command", [[], ["up"], ["demo"], ["chat"], ["status"], ["plan"], ["bench"]])
 def test_help_names_every_flag_with_an_explanation(command: list[str]) -> None:
     result = run(*command, "--help")
     assert result.returncode == 0
