@@ -13,6 +13,7 @@ from rich.console import Console
 from p2pllm.bench.figure import check_plot, draw
 from p2pllm.bench.fleets import LAYERS
 from p2pllm.bench.scheduling import Row, Spread, all_cells, measure_all
+from p2pllm.errors import UsageError
 
 __all__ = ["bench_scheduling"]
 
@@ -72,14 +73,20 @@ AIMS = (
 def bench_scheduling(*, as_json: bool, plot: Path | None, quick: bool, max_peers: int, seed: int) -> int:
     """Measure, print (rows as they come; with ``as_json`` to stderr), and draw ``plot`` if asked to.
 
-    Raises P2PLLMError before anything is measured when nothing could be drawn.
+    Before anything is measured, raises UsageError when nothing would be and P2PLLMError when no figure could be
+    drawn.
     """
+    cells = all_cells(max_peers, quick=quick)
+    if not cells:
+        raise UsageError(
+            f"--max-peers {max_peers} leaves nothing to measure: the smallest swarms have 4 peers"
+        )
     if plot is not None:
         check_plot(plot)
     out, progress = Console(soft_wrap=True), Console(soft_wrap=True, stderr=as_json)
     progress.out(HEADER, highlight=False)
     rows: list[Row] = []
-    for row in measure_all(all_cells(max_peers, quick=quick), seed, quick=quick):
+    for row in measure_all(cells, seed, quick=quick):
         rows.append(row)
         progress.out(_line(row), highlight=False)
     if plot is not None:
@@ -109,9 +116,9 @@ def _as_object(rows: Sequence[Row]) -> dict[str, Any]:
         "layers": LAYERS,
         "rows": [asdict(row) for row in rows],
         "aims": [asdict(aim) | {"measured": aim.measured(rows)} for aim in AIMS],
-        "certified": {
+        "summary": {
             "fleets": sum(row.fleets for row in rows),
-            "optimal": sum(row.certified for row in rows),
+            "certified": sum(row.certified for row in rows),
             "widest_gap_stages": max(row.stages - row.lower_bound for row in rows),
         },
     }

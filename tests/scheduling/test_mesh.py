@@ -127,7 +127,10 @@ def test_numbers_of_dropped_peers_are_used_again():
         mesh.place(f"p{number}", f"region {number}")
         mesh.measure(f"p{number}", "hub", 0.1)
         mesh.drop(f"p{number}")
+    mesh.place("new", "new region")
     assert mesh.number("new") < 3
+    assert mesh.regions(np.array([mesh.number("new")])) < 3
+    mesh.drop("new")
     assert mesh.network() == Network()
 
 

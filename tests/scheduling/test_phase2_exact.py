@@ -36,7 +36,7 @@ def check(layers, holders, rho, *, fixed=(), **question):
     assert chain.gap_s == 0
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", range(300))
 def test_best_over_all_assignments_of_layers(seed):
     rng = random.Random(seed)
     layers, holders, network = random_swarm(rng)
@@ -158,6 +158,15 @@ def test_the_first_layer_may_go_to_a_peer_near_the_entry():
     regions = {name: name for name in ("me", "near", "whole")}
     chain = find_chain(8, holders, Network(regions, {}, rho), entry="me", expected_tokens=10)
     assert chain.stages == (Stage("near", 0, 1), Stage("whole", 1, 8))
+
+
+def test_the_first_layer_may_be_worth_a_hop_where_no_detour_is_shorter():
+    """Only ``near`` has the last head, so the ring goes through ``eu`` anyway; its layers are slow."""
+    holders = [Holder("near", 0, 8, 0.04), Holder("far", 0, 8, 0.001, head_s=1.0)]
+    regions = {"me": "eu", "near": "eu", "far": "us"}
+    network = Network(regions, same_region_s=0.001, cross_region_s=0.05)
+    chain = find_chain(8, holders, network, entry="me", expected_tokens=1)
+    assert chain.stages == (Stage("near", 0, 1), Stage("far", 1, 7), Stage("near", 7, 8))
 
 
 def test_fixed_stages_stay_as_they_are():

@@ -105,6 +105,15 @@ def test_own_choices_make_peers_wait():
     assert first(routes.find()) == "a", "only for that one search"
 
 
+@pytest.mark.parametrize("part", ["layer_s", "head_s", "wait_s"])
+def test_every_part_of_tau_is_spread(part):
+    pace = {"layer_s": 0.0, "head_s": 0.0, "wait_s": 0.0}
+    routes = routes_of(Holder("a", 0, 4, **pace | {part: 0.1}), Holder("b", 0, 4, **pace | {part: 0.101}))
+    rng = random.Random(7)
+    chosen = [first(routes.find(rng=rng)) for _ in range(60)]
+    assert min(chosen.count("a"), chosen.count("b")) > 10
+
+
 def test_work_of_a_chain_is_layers_and_head_without_waits():
     routes = Routes(10, HERE)
     pace = {"layer_s": 1e-3, "head_s": 0.5, "wait_s": 3.0}

@@ -145,8 +145,9 @@ def test_own_choices_count_until_the_next_record(router: Router, view: View, clo
     assert [chosen(router, preview=True) for _ in range(9)] == [FAST.peer_id] * 9
     assert [chosen(router) for _ in range(9)] == eight_times_fast
     clock.now += 1
-    publish(view, clock)
-    assert [chosen(router) for _ in range(9)] == eight_times_fast
+    publish(view, clock, FAST)
+    # Now only SLOW counts as busy, with the 102 ms of its one chain.
+    assert [chosen(router) for _ in range(16)] == [FAST.peer_id] * 16
 
 
 def test_stages_that_are_kept_and_hops_that_are_severed(router: Router, view: View, clock: Clock) -> None:
