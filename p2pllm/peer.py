@@ -330,7 +330,7 @@ class Peer:
     def _swarm_json(self) -> dict[str, Any]:
         route: Chain | None = None
         with suppress(NoRouteError):
-            route = self._router.chain(expected_tokens=1)
+            route = self._router.chain(expected_tokens=1, preview=True)
         return swarm_json(
             swarm=self._swarm,
             model=self._model,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from p2pllm.bench.figure import check_plot, draw
-from p2pllm.bench.fleets import LAYERS
+from p2pllm.bench.fleets import DIFFERENT, LAYERS
 from p2pllm.bench.scheduling import Row, Spread, all_cells, measure_all
 from p2pllm.errors import UsageError
 
@@ -21,6 +21,8 @@ HEADER = """\
 times in ms, median and p99; certified: plans proven optimal, of so many fleets
              ┌ widest gap ┐ ┌─ Phase 1 ──┐ ┌─ Phase 2 ──┐ ┌ ρ measured ┐ whole   one
     n type reg   k    s   ≥  median    p99  median    p99  median    p99  view record  MB certified"""
+
+FIGURES = {"phase1_ms": "Phase 1, ms", "phase2_ms": "Phase 2, ms", "peak_mb": "memory, MB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,8 @@ class Aim:
     @property
     def name(self) -> str:
         """What it is about."""
-        types = {None: "any", 0: "all-different"}.get(self.types, str(self.types))
-        figure = {"phase1_ms": "Phase 1, ms", "phase2_ms": "Phase 2, ms", "peak_mb": "memory, MB"}[
-            self.figure
-        ]
-        return f"{figure}, {self.n} peers, {types} types, {self.regions or 'any'} regions"
+        types = {None: "any", DIFFERENT: "all-different"}.get(self.types, str(self.types))
+        return f"{FIGURES[self.figure]}, {self.n} peers, {types} types, {self.regions or 'any'} regions"
 
     def measured(self, rows: Sequence[Row]) -> float | None:
         """The worst median of its rows, None without any."""
@@ -63,7 +62,7 @@ class Aim:
 AIMS = (
     Aim("phase1_ms", 8.55, n=256, types=8, regions=4),
     Aim("phase2_ms", 1, n=256, types=8, regions=4),
-    Aim("phase1_ms", 30, n=256, types=0),
+    Aim("phase1_ms", 30, n=256, types=DIFFERENT),
     Aim("phase1_ms", 250, n=4096),
     Aim("phase2_ms", 20, n=4096),
     Aim("peak_mb", 200, n=4096),
@@ -73,8 +72,8 @@ AIMS = (
 def bench_scheduling(*, as_json: bool, plot: Path | None, quick: bool, max_peers: int, seed: int) -> int:
     """Measure, print (rows as they come; with ``as_json`` to stderr), and draw ``plot`` if asked to.
 
-    Before anything is measured, raises UsageError when nothing would be and P2PLLMError when no figure could be
-    drawn.
+    Raises UsageError when there would be nothing to measure, and P2PLLMError when no figure could be drawn,
+    before anything is measured.
     """
     cells = all_cells(max_peers, quick=quick)
     if not cells:
@@ -128,13 +127,11 @@ def _closing(rows: Sequence[Row]) -> list[str]:
     """How many plans are certified, and the aims that the rows can answer."""
     fleets, optimal = sum(row.fleets for row in rows), sum(row.certified for row in rows)
     widest = max(row.stages - row.lower_bound for row in rows)
-    lines = [
-        f"{optimal} of {fleets} plans ({optimal / fleets:.1%}) proven optimal, widest gap {widest} stages"
-    ]
+    share = f"{optimal / fleets:.1%}"
+    lines = [f"{optimal} of {fleets} plans ({share}) proven optimal, widest gap {widest} stages"]
     for aim in AIMS:
         measured = aim.measured(rows)
         if measured is not None:
-            lines.append(
-                f"{aim.name}: {measured:.2f}, aim {aim.limit:g}{'' if measured <= aim.limit else ': missed'}"
-            )
+            missed = ": missed" if measured > aim.limit else ""
+            lines.append(f"{aim.name}: {measured:.2f}, aim {aim.limit:g}{missed}")
     return lines

@@ -1,9 +1,6 @@
 """Placement and routing as pure functions: no clock, socket, thread or randomness that is not passed in."""
 
 from p2pllm.scheduling.capacity import Budget, Fit, ModelSize, capacity, fit_slice
-from p2pllm.scheduling.choices import STALE_S, Choices
-from p2pllm.scheduling.cover import sole_holders, uncovered
-from p2pllm.scheduling.exact import fewest_stages
 from p2pllm.scheduling.load import coefficient_of_variation, loads, spread, window
 from p2pllm.scheduling.membership import (
     Decision,
@@ -17,11 +14,20 @@ from p2pllm.scheduling.membership import (
     decide,
     mend,
 )
-from p2pllm.scheduling.mesh import Mesh
 from p2pllm.scheduling.moves import Moves, safe_moves
 from p2pllm.scheduling.network import Network
-from p2pllm.scheduling.phase1 import Candidate, Goal, Objective, Plan, Scores, Terms, fill, place
-from p2pllm.scheduling.phase2 import Routes, find_chain
+from p2pllm.scheduling.phase1 import (
+    Candidate,
+    Goal,
+    Objective,
+    Plan,
+    Scores,
+    Terms,
+    fewest_stages,
+    fill,
+    place,
+)
+from p2pllm.scheduling.phase2 import STALE_S, Choices, Mesh, Routes, find_chain, sole_holders, uncovered
 from p2pllm.scheduling.regions import derive_regions
 from p2pllm.scheduling.roofline import Phase, Request, Roofline
 from p2pllm.scheduling.types import (

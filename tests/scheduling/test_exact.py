@@ -95,6 +95,6 @@ def test_without_scipy(monkeypatch):
 
 
 def test_out_of_time_says_what_is_known(monkeypatch):
-    monkeypatch.setattr("p2pllm.scheduling.exact._HIGHS_LIMIT_S", 0.0)
+    monkeypatch.setattr("p2pllm.scheduling.phase1.exact._HIGHS_LIMIT_S", 0.0)
     with pytest.raises(ModelError, match=r"HiGHS could not tell in 0 s how few stages 1 pipelines"):
         fewest_stages(64, fleet(*range(10, 26)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.chains import random_network, way
 
-from p2pllm.scheduling.hops import DenseHops, Pairs, RegionHops
+from p2pllm.scheduling.phase2.hops import DenseHops, Pairs, RegionHops
 
 NO_PAIRS = Pairs(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp), np.zeros(0))
 

@@ -18,7 +18,8 @@ from support.chains import (
 )
 
 from p2pllm.errors import NoRouteError
-from p2pllm.scheduling import Holder, Network, Routes, Stage, find_chain, ring
+from p2pllm.scheduling import Holder, Network, Routes, Stage, find_chain
+from p2pllm.scheduling.phase2 import ring
 
 
 def check(layers, holders, rho, *, fixed=(), **question):

@@ -1,7 +1,8 @@
 """Phase 1: which peers hold which layers."""
 
+from p2pllm.scheduling.phase1.exact import fewest_stages
 from p2pllm.scheduling.phase1.objective import Goal, Objective, Scores, Terms
 from p2pllm.scheduling.phase1.placement import Candidate, Plan, place
 from p2pllm.scheduling.phase1.waterfill import fill
 
-__all__ = ["Candidate", "Goal", "Objective", "Plan", "Scores", "Terms", "fill", "place"]
+__all__ = ["Candidate", "Goal", "Objective", "Plan", "Scores", "Terms", "fewest_stages", "fill", "place"]

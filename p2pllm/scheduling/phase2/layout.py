@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from p2pllm.scheduling.hops import Floats, Hops, Ints
-from p2pllm.scheduling.mesh import Mesh
+from p2pllm.scheduling.phase2.hops import Floats, Hops, Ints
+from p2pllm.scheduling.phase2.mesh import Mesh
+from p2pllm.scheduling.phase2.vertices import Rows
 from p2pllm.scheduling.types import PeerId
-from p2pllm.scheduling.vertices import Rows
 
 __all__ = ["Layout", "lay_out"]
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2pllm.scheduling.hops import Floats, Hops, Ints
+from p2pllm.scheduling.phase2.hops import Floats, Hops, Ints
 
 __all__ = ["Problem", "Ring", "Visit", "best_ring"]
 

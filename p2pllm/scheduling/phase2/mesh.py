@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from p2pllm.scheduling.hops import DenseHops, Floats, Hops, Ints, Pairs, RegionHops
 from p2pllm.scheduling.network import Network
+from p2pllm.scheduling.phase2.hops import DenseHops, Floats, Hops, Ints, Pairs, RegionHops
 from p2pllm.scheduling.types import PeerId
 
 __all__ = ["Mesh"]

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from p2pllm.errors import NoRouteError
-from p2pllm.scheduling.choices import STALE_S
-from p2pllm.scheduling.cover import gaps
-from p2pllm.scheduling.hops import Floats, Ints
-from p2pllm.scheduling.layout import Layout, lay_out
-from p2pllm.scheduling.mesh import Mesh
 from p2pllm.scheduling.network import Network
-from p2pllm.scheduling.ring import Problem, Ring, best_ring
+from p2pllm.scheduling.phase2.choices import STALE_S
+from p2pllm.scheduling.phase2.cover import gaps
+from p2pllm.scheduling.phase2.hops import Floats, Ints
+from p2pllm.scheduling.phase2.layout import Layout, lay_out
+from p2pllm.scheduling.phase2.mesh import Mesh
+from p2pllm.scheduling.phase2.ring import Problem, Ring, best_ring
+from p2pllm.scheduling.phase2.vertices import Rows, Vertices
 from p2pllm.scheduling.types import Chain, Holder, PeerId, Rho, Stage
-from p2pllm.scheduling.vertices import Rows, Vertices
 
 __all__ = ["Routes", "find_chain"]
 
