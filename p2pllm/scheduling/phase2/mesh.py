@@ -192,7 +192,9 @@ class Mesh:
             seconds = np.append(seconds[kept], np.inf)
         inside = (source >= 0) & (target >= 0)
         pairs = Pairs(source[inside], target[inside], seconds[inside])
-        present, region = np.unique(self._regions[numbers], return_inverse=True)
+        region_of = self._regions[numbers]
+        is_next = np.diff(region_of, prepend=-1) != 0
+        present, region = region_of[is_next], np.cumsum(is_next) - 1
         typical = self._typical[np.ix_(present, present)]
         share = len(pairs.source) / max(1, len(numbers)) ** 2
         if not share or (len(numbers) > _SMALL and share < _DENSE):

@@ -112,9 +112,9 @@ class _Search:
 
     def run(self) -> None:
         """Search until the best ring is proven, or the passes are used up and there is some ring."""
-        firsts = np.unique(self._problem.peer[np.isfinite(self._problem.work[0])])
-        if len(firsts):
-            self._push(-math.inf, firsts)
+        can_start = np.logical_or.reduceat(np.isfinite(self._problem.work[0]), self._spans)
+        if can_start.any():
+            self._push(-math.inf, np.flatnonzero(can_start))
         passes = 0
         while self.gap_s() and (passes < PASSES or self.best is None):
             groups = self._next()
@@ -200,7 +200,7 @@ class _Search:
         better = group[bounds[group] < self.best_cost - _ROUNDING_S]
         regions = self._hops.region[better]
         split = regions if (regions != regions[:1]).any() else better
-        for part in np.unique(split):
+        for part in sorted(set(split.tolist())):
             members = better[split == part]
             self._push(float(bounds[members].min()), members)
 
