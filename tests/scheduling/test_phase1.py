@@ -10,7 +10,8 @@ import pytest
 from support.placement import check_plan
 
 from p2pllm.errors import ModelError
-from p2pllm.scheduling import Capacity, Goal, Network, Offer, Slice, place
+from p2pllm.scheduling import Capacity, Goal, Network, Offer, Pipeline, Slice, place
+from p2pllm.scheduling.phase1.objective import throughput_bounds, token_s
 
 GB = 2**30
 
@@ -165,7 +166,8 @@ def test_throughput_by_hand():
     offers = [*fast, *(replace(offer, peer=f"s{i}") for i, offer in enumerate(slow))]
     plan = placed(6, offers, goal=Goal(objective="throughput"))
     assert plan.z == pytest.approx(1 / 0.008 + 1 / 0.026)
-    assert plan.z_bound >= plan.z
+    # Without hops at best.
+    assert plan.z_bound == pytest.approx(1 / 0.006 + 1 / 0.024)
 
 
 def test_estimates_by_hand():
@@ -347,3 +349,52 @@ def test_large_swarms_list_what_was_solved_and_prove_it():
     assert plan.k in [candidate.k for candidate in plan.candidates]
     # Eq 1
     assert plan.k <= sum(offer.capacity.middle for offer in offers) // 64
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_placement_exceeds_the_throughput_bound(seed):
+    """Over all ways to make pipelines of up to five peers."""
+    rng = random.Random(seed)
+    layers = rng.randint(2, 8)
+    offers = [
+        Offer(
+            f"p{i}", "eu", Capacity.same(rng.randint(1, layers)), rng.uniform(1, 9) / 1e3, rng.random() / 1e3
+        )
+        for i in range(rng.randint(2, 5))
+    ]
+    network = Network({o.peer: "eu" for o in offers}, same_region_s=0.0)
+    most = min(3, sum(offer.capacity.middle for offer in offers) // layers)
+    bounds = throughput_bounds(layers, offers, most)
+
+    def best(free, replicas):
+        if not replicas:
+            return 0.0
+        return max(
+            (
+                1
+                / min(
+                    token_s(p, {o.peer: o for o in members}, network)
+                    for p in orders(layers, members, network)
+                )
+                + best([o for o in free if o not in members], replicas - 1)
+                for size in range(1, len(free) + 1)
+                for members in itertools.combinations(free, size)
+                if size <= layers <= sum(o.capacity.middle for o in members)
+            ),
+            default=float("-inf"),
+        )
+
+    for replicas in range(1, most + 1):
+        assert best(offers, replicas) <= bounds[replicas] + 1e-9
+
+
+def orders(layers, members, network):
+    """Pipelines of all orders of the members and all ways to deal out the layers."""
+    for order in itertools.permutations(members):
+        for cuts in itertools.combinations(range(1, layers), len(order) - 1):
+            bounds = [0, *cuts, layers]
+            slices = tuple(
+                Slice(o.peer, start, end) for o, start, end in zip(order, bounds, bounds[1:], strict=False)
+            )
+            if all(part.end - part.start <= o.capacity.middle for part, o in zip(slices, order, strict=True)):
+                yield Pipeline(("eu",), slices)

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.types import Offer, Pipeline
 
-__all__ = ["Goal", "Objective", "Scores", "Terms", "throughput"]
+__all__ = ["Goal", "Objective", "Scores", "Terms", "throughput", "throughput_bounds", "token_s"]
 
 Objective: TypeAlias = Literal["linear", "ratio", "throughput"]
 
@@ -80,6 +82,21 @@ def token_s(pipeline: Pipeline, offers: dict[str, Offer], network: Network) -> f
     ]
     ring = sum(math.inf if hop is None else hop for hop in hops)
     return work + offers[slices[-1].peer].head_s + ring
+
+
+def throughput_bounds(layers: int, offers: Sequence[Offer], most: int) -> list[float]:
+    """No placement of k replicas exceeds these tokens/s, for k from 0 to ``most``.
+
+    j pipelines take at least as long, all together, as the fastest peers would for j times the layers. Given
+    that, they do most when each takes just what it adds to that sum.
+    """
+    fastest = sorted(offers, key=lambda offer: offer.layer_s)
+    room = np.array([min(offer.capacity.middle, layers) for offer in fastest])
+    pace = np.array([offer.layer_s for offer in fastest])
+    held, taken = np.cumsum([0, *room]), np.cumsum([0.0, *room * pace])
+    work = np.interp(layers * np.arange(most + 1), held, taken)
+    head_s = min(offer.head_s for offer in offers)
+    return [0.0, *np.cumsum(1.0 / (np.diff(work) + head_s)).tolist()]
 
 
 def _mean_hop(offers: Sequence[Offer], network: Network) -> float:

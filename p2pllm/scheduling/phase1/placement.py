@@ -16,7 +16,7 @@ from p2pllm.scheduling.load import spread
 from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.phase1.assembly import assemble, still_serves
 from p2pllm.scheduling.phase1.crossing import across
-from p2pllm.scheduling.phase1.objective import Goal, Scores, Terms, throughput
+from p2pllm.scheduling.phase1.objective import Goal, Scores, Terms, throughput, throughput_bounds
 from p2pllm.scheduling.phase1.sharing import Sharing
 from p2pllm.scheduling.types import Assignment, Offer, Pipeline, Slice
 
@@ -126,8 +126,8 @@ class _Placement:
         self._today = today
         self._effort = effort
         self._terms = Terms.of(layers, offers, network, goal)
-        self._fastest_s = layers * min(o.layer_s for o in offers) + min(o.head_s for o in offers)
         self._sharing = Sharing(layers, offers, effort=effort)
+        self._throughput_bounds = throughput_bounds(layers, offers, self._sharing.most)
 
     def plan(self) -> Plan:
         """Choose k, build, and see whether today's pipelines can stay."""
@@ -236,7 +236,7 @@ class _Placement:
             case "ratio":
                 return self._terms.ratio(replicas, stages)
             case "throughput":
-                return replicas / self._fastest_s
+                return self._throughput_bounds[replicas]
 
     def _value(self, replicas: int, stages: float, shares: Sequence[int]) -> float:
         if self._objective == "throughput":
