@@ -19,8 +19,8 @@ __all__ = ["bench_scheduling"]
 
 HEADER = """\
 times in ms, median and p99; certified: plans proven optimal, of so many fleets
-             ┌ widest gap ┐ ┌─ Phase 1 ──┐ ┌─ Phase 2 ──┐ ┌ ρ measured ┐ whole   one
-    n type reg   k    s   ≥  median    p99  median    p99  median    p99  view record  MB certified"""
+             ┌ widest gap ┐ ┌── Phase 1 ───┐ ┌── Phase 2 ───┐ ┌─ ρ measured ─┐  whole   one
+    n type reg   k    s   ≥   median     p99   median     p99   median     p99   view record  MB certified"""
 
 FIGURES = {"phase1_ms": "Phase 1, ms", "phase2_ms": "Phase 2, ms", "peak_mb": "memory, MB"}
 
@@ -99,7 +99,7 @@ def bench_scheduling(*, as_json: bool, plot: Path | None, quick: bool, max_peers
 
 def _line(row: Row) -> str:
     def spread(spread: Spread | None) -> str:
-        return f"{spread.median:8.2f}{spread.p99:7.2f}" if spread else f"{'-':>8}{'-':>7}"
+        return f"{spread.median:9.2f}{spread.p99:8.2f}" if spread else f"{'-':>9}{'-':>8}"
 
     return (
         f"{row.n:5}{row.types or 'all':>5}{row.regions:4}{row.k:5}{row.stages:5}{row.lower_bound:5}"

@@ -18,6 +18,9 @@ BAN_S = 2.0
 
 MAX_BAN_S = 120.0
 
+EFFORT = 2**24
+"""Numbers that a search may go through, some 50 ms: it holds up the event loop, and strangers choose ρ."""
+
 
 class Router:
     """Answers from the view and its own memory alone; never waits for the network."""
@@ -73,6 +76,7 @@ class Router:
             waits=self._choices.waits(now),
             now=now,
             rng=self._rng,
+            effort=EFFORT,
         )
         try:
             chain = find(excluded=excluded | self._bans.paused(now), stale_s=STALE_S)

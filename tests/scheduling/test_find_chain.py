@@ -289,6 +289,9 @@ def test_full_or_failed_holders_are_not_called_missing():
     with pytest.raises(NoRouteError, match="layers 5:8 is full or failed: try again") as caught:
         find_chain(8, holders, nowhere, kv_blocks=2)
     assert caught.value.missing == ((5, 8),)
+    with pytest.raises(NoRouteError, match="no peer serves layers 8:9: start one") as caught:
+        find_chain(9, holders, nowhere, kv_blocks=2)
+    assert caught.value.missing == ((8, 9),)
 
 
 def test_peers_that_cannot_reach_each_other_are_not_called_missing():

@@ -75,6 +75,17 @@ def test_straight_means_that_no_detour_is_shorter(seed, layout):
     assert not hops.straight or (detours >= rho).all()
 
 
+def test_weight_is_what_one_onward_goes_through():
+    """A search that may take just so much work counts in it: regions, pairs and full rows alike."""
+    few = RegionHops(np.zeros((1, 1)), np.zeros(50, dtype=np.intp), NO_PAIRS)
+    many = RegionHops(np.zeros((50, 50)), np.arange(50), NO_PAIRS)
+    assert (few.weight, many.weight) == (50 + 1, 50 + 50 * 50)
+    one = np.zeros(1, dtype=np.intp)
+    pair = RegionHops(np.ones((1, 1)), np.zeros(50, dtype=np.intp), Pairs(one, one + 1, np.zeros(1)))
+    assert pair.weight == few.weight + 50
+    assert pair.in_full([3, 4]).weight == pair.weight + 2 * 50
+
+
 def test_regions_are_straight_where_that_is_plain():
     def straight(typical):
         return RegionHops(np.array(typical), np.array([0, 0, 1]), NO_PAIRS).straight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 
 import numpy as np
@@ -132,6 +133,17 @@ def test_numbers_of_dropped_peers_are_used_again():
     assert mesh.regions(np.array([mesh.number("new")])) < 3
     mesh.drop("new")
     assert mesh.network() == Network()
+
+
+def test_what_is_gone_takes_no_memory():
+    mesh = Mesh()
+    sizes = []
+    for number in range(100, 300):
+        mesh.place(f"p{number}", f"region {number}")
+        mesh.measure(f"p{number}", "hub", 0.1)
+        mesh.drop(f"p{number}")
+        sizes.append(len(pickle.dumps(mesh)))
+    assert sizes[-1] < sizes[0] + 20
 
 
 def test_a_severed_hop_is_cut_in_one_direction_only():

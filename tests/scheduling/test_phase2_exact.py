@@ -120,6 +120,27 @@ def test_a_search_cut_short_says_by_how_much_it_may_be_off(seed, monkeypatch):
     assert cost - chain.gap_s - 1e-7 <= best <= cost + 1e-7
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_search_out_of_effort_ends_with_some_ring(seed, monkeypatch):
+    """Any pass goes through more than one number: the first is the last that begins."""
+    rng = random.Random(2000 + seed)
+    layers, holders, network = random_swarm(rng, measured=(1,))
+    routes = Routes(layers, network)
+    for peer in {holder.peer for holder in holders}:
+        routes.put(peer, [holder for holder in holders if holder.peer == peer])
+
+    def chain(**question):
+        try:
+            return routes.find(**question)
+        except NoRouteError:
+            return None
+
+    hurried, thorough = chain(effort=1), chain()
+    assert chain(effort=1e9) == thorough
+    monkeypatch.setattr(ring, "PASSES", 1)
+    assert hurried == chain()
+
+
 def test_a_gap_is_closed_by_more_passes(monkeypatch):
     """``near`` looks best until its way back is known."""
     holders = [Holder("near", 0, 1, 0.001), Holder("far", 0, 1, 0.002), Holder("tail", 1, 2, 0.001)]

@@ -14,6 +14,7 @@ from p2pllm.identity import Identity
 from p2pllm.records import Span
 from p2pllm.scheduling import Stage
 from p2pllm.serving import Router
+from p2pllm.serving import router as router_module
 from p2pllm.swarm import View
 
 LAYERS = 10
@@ -148,6 +149,27 @@ def test_own_choices_count_until_the_next_record(router: Router, view: View, clo
     publish(view, clock, FAST)
     # Now only SLOW counts as busy, with the 102 ms of its one chain.
     assert [chosen(router) for _ in range(16)] == [FAST.peer_id] * 16
+
+
+def test_a_search_that_takes_long_is_cut_short(
+    router: Router, view: View, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two first stages the faster one looks best until its way back is known: a second pass."""
+    spans = {FAST: Span(0, 5, "ready"), SLOW: Span(0, 5, "ready"), ENTRY: Span(5, LAYERS, "ready")}
+    ways = {
+        FAST: ((ENTRY.peer_id[:16], 0.01), (SLOW.peer_id[:16], 0.5)),
+        SLOW: ((ENTRY.peer_id[:16], 0.01), (FAST.peer_id[:16], 0.5)),
+        ENTRY: ((FAST.peer_id[:16], 0.5), (SLOW.peer_id[:16], 0.01)),
+    }
+    clock.now += 1
+    for identity, span in spans.items():
+        publish(view, clock, identity, spans=(span,), rho=ways[identity])
+    thorough = router.chain(expected_tokens=1000, preview=True)
+    assert (thorough.stages[0].peer, thorough.gap_s) == (SLOW.peer_id, 0.0)
+    monkeypatch.setattr(router_module, "EFFORT", 1)
+    hurried = router.chain(expected_tokens=1000, preview=True)
+    assert hurried.gap_s > 0
+    assert hurried.latency_s - hurried.gap_s <= thorough.latency_s <= hurried.latency_s
 
 
 def test_stages_that_are_kept_and_hops_that_are_severed(router: Router, view: View, clock: Clock) -> None:

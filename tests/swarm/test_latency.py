@@ -12,6 +12,7 @@ from support.bodies import metrics_body, peer_body
 from p2pllm.records import MetricsBody, Span
 from p2pllm.scheduling import Mesh, Network
 from p2pllm.swarm import UNMEASURED, Latencies, PeerState, latency_of
+from p2pllm.swarm.latency import ELSEWHERE, MAX_REGIONS
 from p2pllm.swarm.prober import MAX_PROBED, LatencyEstimates, likely_successors
 
 A, B, C, D = (digit * 40 for digit in "abcd")
@@ -80,6 +81,53 @@ def test_record_by_record_or_all_at_once_is_the_same(seed: int) -> None:
             states[peer] = state(peer, rng.choice(["eu", "us"]), near)
             latencies.put(states[peer])
         assert mesh.network() == by_definition(states) == latency_of(states.values())
+
+
+def regions_of(mesh: Mesh) -> dict[str, str]:
+    return dict(mesh.network().region_of)
+
+
+def test_late_regions_count_as_one_until_there_is_room() -> None:
+    mesh = Mesh(UNMEASURED)
+    latencies = Latencies(mesh)
+    peers = [f"{number:02x}" * 20 for number in range(MAX_REGIONS + 2)]
+    for peer in peers:
+        latencies.put(state(peer, f"region of {peer}"))
+    *early, late, later, last = peers
+    own = {peer: f"region of {peer}" for peer in early}
+    assert regions_of(mesh) == own | dict.fromkeys((late, later, last), ELSEWHERE)
+    latencies.put(state(late, f"region of {late}", {early[0]: 0.3}))
+    rho = mesh.network()
+    assert (rho(later, early[0]), rho(later, last)) == (0.3, 0.001)
+    latencies.drop(early[1])
+    latencies.put(state(later, f"region of {later}"))
+    latencies.put(state(last, f"region of {early[2]}"))
+    del own[early[1]]
+    assert regions_of(mesh) == own | {
+        late: ELSEWHERE,
+        later: f"region of {later}",
+        last: f"region of {early[2]}",
+    }
+
+
+def test_a_prefix_belongs_to_the_first_who_has_it() -> None:
+    mesh = Mesh(UNMEASURED)
+    latencies = Latencies(mesh)
+    twin = A[:16] + 24 * "0"
+    states = [state(A, "eu"), state(B, "eu", {A: 0.02}), state(twin, "us", {A: 0.7, B: 0.3})]
+    for said in states:
+        latencies.put(said)
+    rho = mesh.network()
+    assert (rho(B, A), rho(twin, B), rho(twin, A)) == (0.02, 0.3, 0.7)
+    assert (B, twin) not in rho.measured
+    latencies.drop(twin)
+    assert mesh.network() == latency_of(states[:2])
+    latencies.put(states[2])
+    latencies.drop(A)
+    assert mesh.network().measured == {(twin, B): 0.3}
+    latencies.drop(twin)
+    latencies.drop(B)
+    assert mesh.network() == UNMEASURED
 
 
 def test_an_estimate_follows_the_wire_and_not_one_busy_moment() -> None:

@@ -120,7 +120,7 @@ class RegionHops:
         self._seconds[place[place < width], source[kept]] = seconds[kept]
         self._full = np.flatnonzero(count > width).tolist()
         self._full_rows = np.array([self._row(peer) for peer in self._full]).reshape(len(self._full), peers)
-        self.weight = max(peers, self._targets.size, self._full_rows.size)
+        self._weigh()
 
     def onward(self, after: Floats, out: Floats) -> None:
         """Write the least claimed cost of hopping on."""
@@ -155,7 +155,12 @@ class RegionHops:
         fuller = copy.copy(self)
         fuller._full = [*self._full, *sources]
         fuller._full_rows = np.vstack((self._full_rows, *(self._row(source) for source in sources)))
+        fuller._weigh()
         return fuller
+
+    def _weigh(self) -> None:
+        parts = self.region, self._typical, self._targets, self._full_rows
+        self.weight = sum(part.size for part in parts)
 
     def _row(self, source: int) -> Floats:
         row: Floats = self._typical[self.region[source]].take(self.region)

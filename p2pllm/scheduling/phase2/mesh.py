@@ -111,6 +111,7 @@ class Mesh:
             del self._region_of[peer]
             self._members[before] -= 1
             if not self._members[before]:
+                del self._members[before]
                 self._free_regions.append(self._region_numbers.pop(before))
         if region is not None:
             self._region_of[peer] = region
@@ -158,7 +159,7 @@ class Mesh:
             return
         self.place(peer, None)
         ends = self._ends[: len(self._at)]
-        for source, target in ends[(ends == number).any(axis=1)].tolist():
+        for source, target in ends[np.flatnonzero(ends == number) // 2].tolist():
             self._measured.pop((self._names[source], self._names[target]), None)
             self._unset(source, target)
         del self._numbers[peer]

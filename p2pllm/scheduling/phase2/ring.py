@@ -82,13 +82,14 @@ class _Solved:
     first: Floats  # [F, H] the whole ring, by its first holder; infinite outside of the group
 
 
-def best_ring(problem: Problem) -> Ring | None:
+def best_ring(problem: Problem, effort: float = math.inf) -> Ring | None:
     """Return the ring of least cost, None when none closes.
 
-    The cost is Σ work + Σ wait_s + Σ ρ + ρ(last, first) + enter(first) + leave(last).
+    The cost is Σ work + Σ wait_s + Σ ρ + ρ(last, first) + enter(first) + leave(last). No pass begins after
+    ``effort`` numbers have been gone through, save to find some ring at all.
     """
     search = _Search(problem)
-    search.run()
+    search.run(effort)
     if search.best is None:
         return None
     return Ring(search.best, search.hops_s(search.best), search.gap_s())
@@ -110,14 +111,15 @@ class _Search:
         self._open: list[tuple[float, int, Ints]] = []  # (bound, order of arrival, peers)
         self._arrivals = itertools.count()
 
-    def run(self) -> None:
-        """Search until the best ring is proven, or the passes are used up and there is some ring."""
+    def run(self, effort: float) -> None:
+        """Search until the best ring is proven, or passes or effort are used up and there is some ring."""
         can_start = np.logical_or.reduceat(np.isfinite(self._problem.work[0]), self._spans)
         if can_start.any():
             self._push(-math.inf, np.flatnonzero(can_start))
-        passes = 0
-        while self.gap_s() and (passes < PASSES or self.best is None):
+        passes, spent = 0, 0
+        while self.gap_s() and ((passes < PASSES and spent < effort) or self.best is None):
             groups = self._next()
+            spent += len(groups) * len(self._problem.work) * self._hops.weight
             solved = self._solve(groups)
             for number, group in enumerate(groups):
                 self._judge(group, solved, number)

@@ -108,14 +108,15 @@ class Routes:
         now: float | None = None,
         stale_s: float = STALE_S,
         rng: random.Random | None = None,
+        effort: float = math.inf,
     ) -> Chain:
         """Return the chain with the least latency per token.
 
         Minimised is Σ τ + Σ ρ + ρ(last, first) and, given an ``entry``, also (ρ(entry, first) + ρ(last,
         entry)) / ``expected_tokens``; the chain's ``latency_s`` leaves the entry's share out. τ is
         ``wait_s``, a stage's layers times ``layer_s`` and, on the last stage, ``head_s``. The minimum is
-        exact, unless the search ends after 64 passes; ``gap_s`` then says how much less another chain might
-        take.
+        exact, unless the search ends after 64 passes or after it went through ``effort`` numbers; ``gap_s``
+        then says how much less another chain might take.
 
         Not used are peers in ``excluded``, hops in ``severed`` (from, to), peers known to have fewer than
         ``kv_blocks`` free, those that are leaving and, given the time ``now``, those with no record since
@@ -152,7 +153,8 @@ class Routes:
                 leave=leave[layout.position],
                 peer=layout.position,
                 hops=layout.hops,
-            )
+            ),
+            effort,
         )
         if ring is None:
             raise self._no_route(rows[is_usable], rows[is_fresh])
@@ -228,13 +230,13 @@ class Routes:
         return Chain(tuple(stages), latency, ring.gap_s)
 
     def _no_route(self, usable: Rows, fresh: Rows) -> NoRouteError:
-        """Return why there is no chain: layers without a holder, or without a usable one, or no way."""
+        """Return why there is no chain: layers without a holder, else without a usable one, else no way."""
         missing, never = (
             gaps(self._layers, zip(rows["start"].tolist(), rows["end"].tolist(), strict=True))
             for rows in (usable, fresh)
         )
         if never:
-            return NoRouteError(missing)
+            return NoRouteError(never)
         if missing:
             ranges = ", ".join(f"{start}:{end}" for start, end in missing)
             reason = f"every peer that serves layers {ranges} is full or failed: try again shortly"
