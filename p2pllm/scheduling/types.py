@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -98,10 +99,19 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who holds what: pipelines, and the slices of peers that stand beside them (spares)."""
+    """Who holds what: pipelines, and the slices of peers that stand beside them (spares).
+
+    Raises ValueError for two slices of one peer.
+    """
 
     pipelines: tuple[Pipeline, ...] = ()
     spares: tuple[Slice, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what would count a peer twice."""
+        counts = Counter(part.peer for part in self.slices)
+        if twice := [peer for peer, count in counts.items() if count > 1]:
+            raise ValueError(f"peer {twice[0]} has more than one slice")
 
     @property
     def slices(self) -> tuple[Slice, ...]:

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from p2pllm.scheduling import Capacity
+from p2pllm.scheduling.phase1 import relaxation
 from p2pllm.scheduling.phase1.packing import Packing
 from p2pllm.scheduling.phase1.patterns import Kinds, Prices
 from p2pllm.scheduling.phase1.relaxation import Relaxation
@@ -202,6 +203,42 @@ def test_what_the_effort_does_not_reach_stays_open():
     assert full.stages(full.most) == full.lower[full.most]
     assert none.most >= full.most
     assert none.stages(full.most) >= full.stages(full.most) >= none.lower[full.most]
+
+
+@pytest.mark.parametrize("pivots", [0, 10, 40, 100])
+def test_a_relaxation_that_is_cut_short_bounds_and_places_all_the_same(pivots, monkeypatch):
+    rng = random.Random(pivots)
+    capacities = [
+        Capacity(c, *(rng.randint(0, c) for _ in range(3))) for c in rng.choices(range(5, 60), k=40)
+    ]
+    full = Packing(64, capacities, effort=EFFORT)
+    while full.most not in full.found:
+        full.solve(full.most)
+    rows = len(full.kinds.counts) + 1
+    monkeypatch.setattr(relaxation, "MAX_WORK", pivots * rows**2)
+    short = Packing(64, capacities, effort=EFFORT)
+    for replicas in range(short.most, -1, -1):
+        short.solve(replicas)
+    assert max(short.found) > full.most / 2
+    assert short.most >= full.most
+    assert short.lower[full.most] <= full.stages(full.most)
+    for patterns in short.found.values():
+        used = Counter(kind for pattern in patterns for kind in pattern)
+        assert all(used[kind] <= count for kind, count in enumerate(short.kinds.counts))
+        assert all(holds(64, [short.kinds.capacities[kind] for kind in pattern]) for pattern in patterns)
+
+
+def test_no_proof_from_patterns_that_were_not_all_seen():
+    """So many patterns, each in so many orders, that the search sees only some. HiGHS finds 15 stages."""
+    capacities = [
+        *((4, 2, 4, 0), (11, 9, 1, 5), (16, 15, 11, 0), (15, 7, 10, 2), (10, 1, 7, 5), (9, 1, 2, 8)),
+        *((15, 12, 1, 8), (16, 1, 3, 10), (3, 3, 1, 3), (2, 2, 0, 0), (15, 0, 14, 5), (14, 12, 0, 11)),
+        *((16, 8, 16, 5), (15, 3, 11, 2), (14, 12, 6, 0), (14, 11, 12, 13), (5, 0, 1, 5), (3, 0, 3, 2)),
+        (16, 14, 7, 4),
+    ]
+    packing = Packing(64, [Capacity(*some) for some in capacities], effort=1000)
+    packing.solve(3)
+    assert packing.lower[3] <= 15 <= packing.stages(3)
 
 
 def test_nobody_can_serve():

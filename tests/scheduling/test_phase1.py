@@ -10,7 +10,7 @@ import pytest
 from support.placement import check_plan
 
 from p2pllm.errors import ModelError
-from p2pllm.scheduling import Capacity, Goal, Network, Offer, Pipeline, Slice, place
+from p2pllm.scheduling import Assignment, Capacity, Goal, Network, Offer, Pipeline, Slice, place
 from p2pllm.scheduling.phase1.objective import throughput_bounds, token_s
 
 GB = 2**30
@@ -160,6 +160,13 @@ def test_ratio_by_hand():
     assert plan.scores.linear == pytest.approx(1.6)
 
 
+@pytest.mark.parametrize("objective", ["ratio", "throughput"])
+def test_more_replicas_are_worth_more_on_machines_of_any_speed(objective):
+    for layer_s in (1e-12, 1e9):
+        plan = placed(6, offers_of([3] * 5, layer_s=layer_s), goal=Goal(objective, r_rtt_s=0.0))
+        assert plan.k == 2
+
+
 def test_throughput_by_hand():
     """A fast pair beside a slow pair: 1/(6 · 1 ms + 2 · 1 ms) + 1/(6 · 4 ms + 2 · 1 ms) tokens/s."""
     fast, slow = offers_of([3, 3]), offers_of([3, 3], layer_s=4e-3)
@@ -230,6 +237,26 @@ def test_three_regions_when_two_do_not_suffice():
     assert plan.pipelines[0].regions == ("ap", "eu", "us")
 
 
+def test_long_pipelines_cross_as_seldom():
+    """Only ap has room for embedding and only eu for the head, and the way from one to the other is short."""
+    first, inner, last = Capacity(2, 2, 0, 0), Capacity(2, 0, 0, 0), Capacity(2, 0, 2, 0)
+    offers = [
+        Offer(f"{region}{i}", region, capacity, 1e-3)
+        for region, capacity in (("ap", first), ("eu", last), ("us", inner))
+        for i in range(3)
+    ]
+    plan = placed(18, offers, network_of(offers, regional={("ap", "eu"): 0.001}))
+    assert (plan.stages, plan.crossings) == (9, 3)
+
+
+def test_throughput_across_regions_is_bounded():
+    offers = regional(eu=[4], us=[4])
+    plan = placed(8, offers, goal=Goal(objective="throughput"))
+    assert plan.z == pytest.approx(1 / 0.108)
+    # Without hops at best.
+    assert plan.z_bound == pytest.approx(1 / 0.008)
+
+
 def test_nothing_moves_when_nothing_changed():
     rng = random.Random(1)
     offers = [
@@ -292,6 +319,47 @@ def test_a_lost_peer_is_replaced_in_place():
     assert plan.k == 2
     kept = {part for part in today.assignment.slices if part.peer != lost}
     assert len(kept & set(plan.assignment.slices)) >= 3
+
+
+@pytest.mark.parametrize("lost", range(8))
+def test_a_lost_peer_of_a_long_pipeline_is_replaced_in_place(lost):
+    offers = offers_of([8] * 9)
+    today = placed(64, offers)
+    slices = today.pipelines[0].slices
+    survivors = [offer for offer in offers if offer.peer != slices[lost].peer]
+    plan = placed(64, survivors, today=today.assignment)
+    assert len(set(slices) & set(plan.pipelines[0].slices)) == 7
+
+
+def test_a_pipeline_of_today_that_crosses_is_the_only_one():
+    """No region holds 4 layers, and a plan from elsewhere has two pipelines over three regions."""
+    offers = regional(ap=[1, 1], eu=[2, 1], us=[2, 1])
+    halves = [[("eu0", 0, 2), ("us0", 2, 4)], [("ap0", 0, 1), ("ap1", 1, 2), ("eu1", 2, 3), ("us1", 3, 4)]]
+    today = Assignment(
+        tuple(Pipeline(("ap", "eu", "us"), tuple(Slice(*part) for part in parts)) for parts in halves)
+    )
+    plan = place(4, offers, network_of(offers), today=today)
+    assert plan.kept
+    assert plan.pipelines == today.pipelines[:1]
+
+
+def test_bounds_hold_for_a_shorter_pipeline_of_today_over_dearer_regions():
+    offers = regional(eu=[5], us=[5], ap=[3, 2], sa=[3, 2])
+    network = network_of(offers, regional={("ap", "sa"): 0.049})
+    today = Assignment((Pipeline(("eu", "us"), (Slice("eu0", 0, 5), Slice("us0", 5, 10))),))
+    fresh, plan = place(10, offers, network), place(10, offers, network, today=today)
+    assert (fresh.stages, fresh.stages_bound) == (4, 4)
+    assert (plan.kept, plan.stages) == (True, 2)
+    assert plan.stages_bound <= plan.stages
+    assert plan.z <= plan.z_bound
+
+
+def test_an_assignment_has_one_slice_of_each_peer():
+    """Or a pipeline of today that stays would use a peer twice."""
+    twice = (Slice("p0", 0, 2), Slice("p0", 2, 4))
+    for parts in ({"pipelines": (Pipeline(("eu",), twice),)}, {"spares": twice}):
+        with pytest.raises(ValueError, match="p0 has more than one slice"):
+            Assignment(**parts)
 
 
 def test_a_broken_plan_of_today_is_no_reason_to_stay():

@@ -45,6 +45,8 @@ def test_remainders_go_to_the_largest_and_then_to_the_earlier():
     assert fill(7, [10, 10], [1.0, 1.0]) == [4, 3]
     # 10 layers at 1 : 2 : 3 are 1.67, 3.33 and 5.
     assert fill(10, [10, 10, 10], [1.0, 2.0, 3.0]) == [2, 3, 5]
+    # 10.5 and 31.5, of which rounding makes unequal remainders.
+    assert fill(46, [41, 58, 4], [1.0, 3.0, 3.0]) == [11, 31, 4]
 
 
 def test_caps_come_before_remainders():
@@ -111,3 +113,10 @@ def test_a_head_of_any_size_leaves_the_last_stage_what_others_cannot_hold(head_l
     assert fill(64, [42, 42], [1.0, 1.0], head_layers=head_layers) == [42, 22]
     assert fill(64, [42, 70], [3.0, 1e-3], head_layers=head_layers) == [42, 22]
     assert fill(5, [9, 9], [1.0, 1.0], head_layers=head_layers) == [4, 1]
+
+
+def test_a_head_does_not_drown_the_layers_in_rounding():
+    """Speeds 10^22 apart, and a head that lasts as long as half the layers of the slow stage do."""
+    first, last = fill(6, [33, 62], [1e-5, 4e17], head_layers=2e17)
+    assert first + last == 6
+    assert min(first, last) >= 1

@@ -11,7 +11,7 @@ from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.phase1.waterfill import fill
 from p2pllm.scheduling.types import Capacity, Offer, PeerId, Pipeline, Slice
 
-__all__ = ["arrange", "overlap"]
+__all__ = ["arrange", "in_order", "overlap"]
 
 _Traits: TypeAlias = tuple[Capacity, float, float]
 """Capacity, seconds per layer, and seconds for the head: all that makes a difference where hops are alike."""
@@ -28,12 +28,14 @@ def arrange(
 ) -> Pipeline:
     """The pipeline of ``members``, which are known to hold ``layers`` together.
 
-    Of the orders whose ends fit, the one with the shortest ring, then with the least to move from ``today``.
+    Of the orders whose ends fit, the one with the shortest ring, then with the least to move from ``today``;
+    of more than `MAX_PERMUTED` members one that is good at the former, else at the latter.
     """
     uneven = _is_uneven(members, network)
     if (uneven or today) and len(members) <= MAX_PERMUTED:
         slices = _best(layers, members, network, today)
     else:
+        members = _as_today(members, today)
         order = [members[i] for i in _plain_order(layers, _traits(members))]
         if uneven:
             order[1:-1] = _shortened(order, network)
@@ -41,10 +43,30 @@ def arrange(
     return Pipeline(tuple(sorted({offer.region for offer in members})), slices)
 
 
+def in_order(layers: int, members: Sequence[Offer]) -> Pipeline:
+    """The pipeline of ``members`` as they come."""
+    return Pipeline(tuple(sorted({offer.region for offer in members})), _slices(layers, members))
+
+
 def overlap(part: Slice, today: Mapping[PeerId, Slice]) -> int:
     """Layers of a slice that its peer holds already."""
     held = today.get(part.peer)
     return 0 if held is None else max(0, min(part.end, held.end) - max(part.start, held.start))
+
+
+def _as_today(members: Sequence[Offer], today: Mapping[PeerId, Slice]) -> Sequence[Offer]:
+    """The members in order of what they hold, and newcomers where nobody of them holds anything."""
+    held = sorted((m for m in members if m.peer in today), key=lambda m: today[m.peer].start)
+    newcomers = [member for member in members if member.peer not in today]
+    order: list[Offer] = []
+    reached = 0
+    for member in held:
+        while newcomers and reached < today[member.peer].start:
+            order.append(newcomers.pop())
+            reached += order[-1].capacity.middle
+        order.append(member)
+        reached = max(reached, today[member.peer].end)
+    return order + newcomers
 
 
 def _traits(members: Sequence[Offer]) -> tuple[_Traits, ...]:
@@ -76,17 +98,19 @@ def _plain_order(layers: int, members: tuple[_Traits, ...]) -> tuple[int, ...]:
 
 
 def _ends(layers: int, members: Sequence[_Traits]) -> list[tuple[int, int]]:
-    """Who may come first and last, as indices: the ends that lose least room first, then the fastest head."""
+    """Who may come first and last, as indices: the ends that lose least room first, then the fastest head,
+    then those that are farthest from each other already.
+    """
     if len(members) == 1:
         return [(0, 0)]
     room = sum(capacity.middle for capacity, _, _ in members)
     ends = sorted(
-        (first.middle - first.first + last.middle - last.last, head_s, f, e)
+        (first.middle - first.first + last.middle - last.last, head_s, f, -e)
         for f, (first, _, _) in enumerate(members)
         for e, (last, _, head_s) in enumerate(members)
         if f != e and first.first and last.last
     )
-    return [(f, e) for lost, _, f, e in ends if room - lost >= layers]
+    return [(f, -e) for lost, _, f, e in ends if room - lost >= layers]
 
 
 def _is_uneven(members: Sequence[Offer], network: Network) -> bool:
@@ -103,18 +127,22 @@ def _shortened(order: Sequence[Offer], network: Network) -> list[Offer]:
     first, *left, last = order
     order = [first]
     while left:
-        nearest = min(left, key=lambda member: _hop_s(order[-1], member, network))
+        here = order[-1]
+        # Who is to be near the last stage comes late, or its region would be crossed into twice.
+        nearest = min(left, key=lambda m: (here.region != m.region == last.region, _hop_s(here, m, network)))
         left.remove(nearest)
         order.append(nearest)
     order.append(last)
-    length, improved = _ring_s(order, network), True
+    improved = True
     while improved:
         improved = False
         for i, j in itertools.combinations(range(1, len(order) - 1), 2):
+            # Hops from these places to the next ones are all that a swap changes.
+            hops = {i - 1, i, j - 1, j}
+            before = sum(_hop_s(order[at], order[at + 1], network) for at in hops)
             order[i], order[j] = order[j], order[i]
-            shorter = _ring_s(order, network)
-            if shorter < length - 1e-9:
-                length, improved = shorter, True
+            if sum(_hop_s(order[at], order[at + 1], network) for at in hops) < before - 1e-9:
+                improved = True
             else:
                 order[i], order[j] = order[j], order[i]
     return order[1:-1]

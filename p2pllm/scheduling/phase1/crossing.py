@@ -13,6 +13,7 @@ from p2pllm.scheduling.types import Offer
 __all__ = ["across"]
 
 MAX_PERMUTED = 5
+"""Regions, beside the first, whose orders are all tried; more go by nearest neighbour."""
 
 MAX_SETS = 256
 """Sets of regions that are looked at for one number of regions, those with the most room first."""
@@ -23,14 +24,21 @@ def across(
 ) -> tuple[list[str], Packing] | None:
     """The regions of the pipeline and its packing, or None if all of them together do not suffice.
 
-    Fewest regions (on a ring as many crossings), then the cheapest ring of regions, then fewest stages.
+    Fewest regions (on a ring as many crossings), then the ring of regions that is cheapest at best, then
+    fewest stages: as far as `MAX_SETS` reaches, that is with certainty for up to 10 regions.
     """
     ways = _ways(regions, network)
-    names = sorted(regions, key=lambda name: (-sum(o.capacity.middle for o in regions[name]), name))
+    room = {name: sum(o.capacity.middle for o in offers) for name, offers in regions.items()}
+    names = sorted(regions, key=lambda name: (-room[name], name))
+    most = list(itertools.accumulate(room[name] for name in names))
     for size in range(2, len(names) + 1):
+        if most[size - 1] < layers:
+            continue
         best: tuple[float, float] | None = None
         chosen: tuple[list[str], Packing] | None = None
         for some in itertools.islice(itertools.combinations(names, size), MAX_SETS):
+            if sum(room[name] for name in some) < layers:
+                continue
             cost = _ring_s(some, ways)
             if best is not None and cost > best[0]:
                 continue

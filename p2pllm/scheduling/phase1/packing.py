@@ -21,9 +21,6 @@ from p2pllm.scheduling.types import Capacity
 
 __all__ = ["Packing"]
 
-MAX_DEPTH = 200
-"""Replicas that are searched for at once; each takes a level of recursion."""
-
 
 class Packing:
     """What is known of one region. ``effort`` bounds the search, in choices tried per question; ``hints`` are
@@ -71,7 +68,7 @@ class Packing:
         relaxed = self._relaxation.solve(replicas)
         self._bound(relaxed)
         proven = True
-        more = 0
+        more = 0 if relaxed.is_optimal else self._peers
         while replicas <= self.most:
             wanted = min(int(self.lower[replicas]) + more, self._peers)
             patterns, exhaustive = rounded(self.kinds, relaxed, replicas, wanted, effort=self._effort)

@@ -215,39 +215,46 @@ class Prices:
 
     def patterns(self, largest: int, counts: Sequence[int], limit: float) -> Iterator[Pattern]:
         """Yield the patterns whose largest member is of the kind ``largest`` and that weigh at most
-        ``limit``.
+        ``limit``, each once.
 
-        ``counts`` are the peers left of each kind. A pattern may come more than once, with its members in
-        other places.
+        ``counts`` are the peers left of each kind. Members are tried from the largest on, and each in all
+        places at once: an unfinished pattern may lack more layers and fewer ends, or the other way round.
         """
         steps, weights, table = self._kinds.steps, self.weights, self._table
         layers, total = self._kinds.layers, len(weights)
         size = layers + 1
 
-        def grow(pattern: Pattern, kind: int, used: int, lack: int, weight: float) -> Iterator[Pattern]:
-            if lack == 0:
+        def grow(
+            pattern: Pattern, kind: int, used: int, lacks: Sequence[int], weight: float
+        ) -> Iterator[Pattern]:
+            if 0 in lacks:
                 yield pattern
                 return
             if len(pattern) >= layers:
                 return
-            while kind < total and weight + table[kind][lack] <= limit:
+            while kind < total and weight + min(map(table[kind].__getitem__, lacks)) <= limit:
                 if used < counts[kind]:
-                    yield from join(pattern, kind, used, lack, weight + weights[kind])
+                    yield from join(pattern, kind, used + 1, lacks, weight + weights[kind])
                 kind, used = kind + 1, 0
 
-        def join(pattern: Pattern, kind: int, used: int, lack: int, weight: float) -> Iterator[Pattern]:
+        def join(
+            pattern: Pattern, kind: int, used: int, lacks: Sequence[int], weight: float
+        ) -> Iterator[Pattern]:
+            needs: dict[int, int] = {}
+            for lack in lacks:
+                state, need = divmod(lack, size)
+                for bit, room in steps[kind].places:
+                    if not bit or state & bit:
+                        needs[state - bit] = min(needs.get(state - bit, layers), max(0, need - room))
+            left = [state * size + need for state, need in needs.items()]
             # Within a kind the table knows how many there are, not how many are taken.
-            row, need = table[kind if used + 1 < counts[kind] else kind + 1], lack % size
-            for bit, room in steps[kind].places:
-                if bit and not lack // size & bit:
-                    continue
-                left = lack - bit * size - min(room, need)
-                if weight + row[left] <= limit:
-                    yield from grow((*pattern, kind), kind, used + 1, left, weight)
+            row = table[kind if used < counts[kind] else kind + 1]
+            if weight + min(map(row.__getitem__, left)) <= limit:
+                yield from grow((*pattern, kind), kind, used, left, weight)
 
         if not counts[largest] or weights[largest] > limit:
             return
         if self._kinds.singles[largest]:
             yield (largest,)
         else:
-            yield from join((), largest, 0, self._start, weights[largest])
+            yield from join((), largest, 1, [self._start], weights[largest])

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from p2pllm.errors import ModelError
 from p2pllm.scheduling.load import spread
 from p2pllm.scheduling.network import Network
+from p2pllm.scheduling.phase1.arrange import in_order
 from p2pllm.scheduling.phase1.assembly import assemble, still_serves
 from p2pllm.scheduling.phase1.crossing import across
+from p2pllm.scheduling.phase1.ferry import MAX_PEERS, cheapest_crossing
 from p2pllm.scheduling.phase1.objective import Goal, Scores, Terms, throughput, throughput_bounds
 from p2pllm.scheduling.phase1.sharing import Sharing
 from p2pllm.scheduling.types import Assignment, Offer, Pipeline, Slice
@@ -139,17 +141,20 @@ class _Placement:
             self._terms.ratio(replicas, stages),
             self._tokens_per_s(pipelines),
         )
+        bound = next((c.stages_bound for c in choice.candidates if c.k == replicas), replicas)
+        z: float = getattr(scores, self._objective)
         return Plan(
             k=replicas,
             stages=stages,
-            z=getattr(scores, self._objective),
+            z=z,
             candidates=choice.candidates,
             pipelines=tuple(pipelines),
             spares=self._spares(pipelines, kept=kept),
             # Only where nothing else would do is there a pipeline that crosses, and then it is the only one.
             crossings=self._crossings(pipelines[0]),
-            stages_bound=next((c.stages_bound for c in choice.candidates if c.k == replicas), replicas),
-            z_bound=choice.z_bound,
+            # One of today that stays may cross other regions than a new one would, in fewer stages.
+            stages_bound=min(bound, stages),
+            z_bound=max(choice.z_bound, z),
             scores=scores,
             r_rtt_s=self._terms.r_rtt_s,
             t_comp_s=self._terms.t_comp_s,
@@ -165,10 +170,10 @@ class _Placement:
         best: Candidate | None = None
         z_bound = -math.inf
         while left:
-            k = max(left, key=lambda k: _rank(left[k], lower[k]))
+            k = max(left, key=lambda k: self._rank(left[k], lower[k]))
             if best is not None and len(self._offers) > LIST_ALL:
                 enough = self._objective == "throughput" and len(solved) >= MAX_BUILT
-                if enough or _rank(left[k], lower[k]) <= _rank(best.z, best.stages):
+                if enough or self._rank(left[k], lower[k]) <= self._rank(best.z, best.stages):
                     break
             stages, bound, shares = sharing.solve(k)
             left = {n: z for n, z in left.items() if n != k and n <= sharing.most}
@@ -176,7 +181,7 @@ class _Placement:
             if stages < math.inf:
                 candidate = Candidate(k, int(stages), self._value(k, stages, shares), int(bound))
                 solved[k] = candidate, shares
-                if best is None or _rank(candidate.z, stages) > _rank(best.z, best.stages):
+                if best is None or self._rank(candidate.z, stages) > self._rank(best.z, best.stages):
                     best = candidate
         if best is None:
             return None
@@ -188,17 +193,35 @@ class _Placement:
 
         Raises ModelError when all peers together do not hold the model.
         """
+        found = self._crossing()
+        if found is None:
+            raise ModelError(_missing(self._layers, list(self._offers.values())))
+        pipeline, bound = found
+        stages, pipelines = len(pipeline.slices), [pipeline]
+        if self._objective == "throughput":
+            z = self._tokens_per_s(pipelines)
+            z_bound = throughput_bounds(self._layers, list(self._offers.values()), 1)[1]
+        else:
+            z, z_bound = self._bound(1, stages), self._bound(1, bound)
+        best = Candidate(1, stages, z, bound)
+        return _Choice(best, pipelines, (best,), z_bound)
+
+    def _crossing(self) -> tuple[Pipeline, int] | None:
+        """A pipeline over several regions and a bound on its stages: of few peers exactly the best one."""
+        offers = [offer for offer in self._offers.values() if offer.capacity.middle]
+        if len(offers) <= MAX_PEERS:
+            order = cheapest_crossing(self._layers, offers, self._network)
+            if order is not None:
+                return in_order(self._layers, order), len(order)
         regions = self._sharing.regions
         found = across(self._layers, regions, self._network, effort=self._effort)
         if found is None:
-            raise ModelError(_missing(self._layers, list(self._offers.values())))
+            return None
         names, packing = found
         members = [offer for name in names for offer in regions[name]]
-        pipelines = assemble(packing.kinds, packing.found[1], members, self._network, self._today.pipelines)
-        stages = int(packing.stages(1))
-        z = self._tokens_per_s(pipelines) if self._objective == "throughput" else self._bound(1, stages)
-        best = Candidate(1, stages, z, int(packing.lower[1]))
-        return _Choice(best, pipelines, (best,), z)
+        today = self._today.pipelines
+        (pipeline,) = assemble(packing.kinds, packing.found[1], members, self._network, today)
+        return pipeline, int(packing.lower[1])
 
     def _steady(self, choice: _Choice) -> tuple[list[Pipeline], bool]:
         """(pipelines, whether those of today just stay): the choice, or what moves less and is as good."""
@@ -211,9 +234,12 @@ class _Placement:
             if still_serves(self._layers, pipeline, self._offers)
             and (crossing or not self._crossings(pipeline))
         ]
+        if crossing:
+            intact = intact[:1]
         if not intact:
             return choice.pipelines, False
-        if self._tokens_per_s(choice.pipelines) <= KEEP_GAIN * self._tokens_per_s(intact):
+        working = self._tokens_per_s(intact)
+        if working and self._tokens_per_s(choice.pipelines) <= KEEP_GAIN * working:
             return intact, True
         # All that serve stay, and the other peers make up the rest, if that takes no more stages.
         busy = {part.peer for pipeline in intact for part in pipeline.slices}
@@ -237,6 +263,12 @@ class _Placement:
                 return self._terms.ratio(replicas, stages)
             case "throughput":
                 return self._throughput_bounds[replicas]
+
+    def _rank(self, z: float, stages: float) -> tuple[float, float]:
+        """More Z is better, then fewer stages; rounded, for equal Z may come by different sums. A linear one
+        is a difference of figures near 1; the others may be of any size.
+        """
+        return round(z, 9) if self._objective == "linear" else float(f"{z:.9g}"), -stages
 
     def _value(self, replicas: int, stages: float, shares: Sequence[int]) -> float:
         if self._objective == "throughput":
@@ -267,11 +299,6 @@ class _Placement:
     def _holds(self, part: Slice) -> bool:
         room = self._offers[part.peer].capacity.at(is_first=part.start == 0, is_last=part.end == self._layers)
         return 0 <= part.start < part.end <= self._layers and part.end - part.start <= room
-
-
-def _rank(z: float, stages: float) -> tuple[float, float]:
-    """More Z is better, then fewer stages; rounded, for equal Z may come by different sums."""
-    return round(z, 9), -stages
 
 
 def _missing(layers: int, offers: Sequence[Offer]) -> str:

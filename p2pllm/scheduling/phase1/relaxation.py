@@ -26,8 +26,10 @@ __all__ = ["Relaxation", "Relaxed"]
 PRIZE = 1e4
 """What a replica is worth in stages: replicas first, then few stages."""
 
-MAX_PIVOTS = 4000
-"""Far above what is ever needed; the bound stays true if it is cut short."""
+MAX_WORK = 2**28
+"""Numbers of the inverse that pivots may change: a second or two, far more than machines of any real kinds
+take. If it is cut short the bound is weak, but true.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Relaxed:
     """The weight of the cheapest pattern: s*(k) >= k · price - base."""
     base: float
     """Σ over peers of (weight - 1)."""
+    is_optimal: bool
+    """False where the work was cut short."""
 
 
 class Relaxation:
@@ -61,11 +65,16 @@ class Relaxation:
         self._basis = np.arange(rows)
         self._values = np.array([*kinds.counts, 0], dtype=np.float64)
         self._limit = 0
-        self._pivots = 0
+        self._pivots_left = MAX_WORK // rows**2
+        self._last: Relaxed | None = None
         self._add(list(hints))
 
     def solve(self, replicas: int) -> Relaxed:
-        """The most replicas up to ``replicas``, and the fewest stages for them."""
+        """The most replicas up to ``replicas``, and the fewest stages for them; once work has been cut short,
+        what was reached then.
+        """
+        if self._last is not None and not self._last.is_optimal:
+            return self._last
         self._values += self._inverse[:, -1] * (replicas - self._limit)
         self._limit = replicas
         self._restore()
@@ -85,7 +94,8 @@ class Relaxation:
             for column, value in zip(self._basis.tolist(), self._values, strict=True)
             if column >= rows and value > EPSILON
         }
-        return Relaxed(usage, prices, prices.cheapest, base)
+        self._last = Relaxed(usage, prices, prices.cheapest, base, self._pivots_left > 0)
+        return self._last
 
     def _start(self) -> None:
         """Begin with patterns that go together, and with those that are cheap by the layers that peers
@@ -111,7 +121,7 @@ class Relaxation:
         """Add the cheapest pattern of each largest kind if below ``limit``; False if there is no new one."""
         cheap = (prices.cheapest_with(kind, limit - EPSILON) for kind in range(len(prices.weights)))
         found = [pattern for pattern in cheap if pattern is not None and pattern not in self._known]
-        if not found or self._pivots >= MAX_PIVOTS:
+        if not found or not self._pivots_left:
             return False
         self._add(found)
         return True
@@ -131,7 +141,7 @@ class Relaxation:
 
     def _improve(self) -> None:
         """Primal simplex: to the optimum over the columns at hand."""
-        while self._pivots < MAX_PIVOTS:
+        while self._pivots_left:
             gains = self._worth - (self._worth[self._basis] @ self._inverse) @ self._columns
             entering = int(gains.argmax())
             if gains[entering] <= EPSILON:
@@ -144,7 +154,7 @@ class Relaxation:
 
     def _restore(self) -> None:
         """Dual simplex: back to values of zero or more after the limit on replicas fell."""
-        while self._pivots < MAX_PIVOTS:
+        while self._pivots_left:
             leaving = int(self._values.argmin())
             if self._values[leaving] >= -EPSILON:
                 return
@@ -156,7 +166,7 @@ class Relaxation:
             self._pivot(leaving, entering, self._inverse @ self._columns[:, entering])
 
     def _pivot(self, leaving: int, entering: int, direction: npt.NDArray[np.float64]) -> None:
-        self._pivots += 1
+        self._pivots_left -= 1
         row = self._inverse[leaving] / direction[leaving]
         step = self._values[leaving] / direction[leaving]
         self._inverse -= direction[:, None] * row

@@ -1,11 +1,11 @@
 """From the linear relaxation to whole pipelines.
 
 Rounded down, the relaxation is nearly the whole answer, and mostly a greedy packing of the peers left over is
-the rest. Where it is not, they are searched: every choice
-of a pattern, and every peer left idle, is charged what it wastes by the relaxation's weights, against a
-budget that no solution of the wanted size can exceed. So few patterns come into question, and peers that the
-budget does not allow to idle must each be in one of them: the search branches where there are fewest. If what
-is left over cannot be solved, less is kept of the rounded part; once nothing is kept, the search is a proof.
+the rest. Where it is not, they are searched: every choice of a pattern, and every peer left idle, is charged
+what it wastes by the relaxation's weights, against a budget that no solution of the wanted size can exceed.
+So few patterns come into question, and peers that the budget does not allow to idle must each be in one of
+them: the search branches where there are fewest. If what is left over cannot be solved, less is kept of the
+rounded part; once nothing is kept, the search is a proof.
 """
 
 from __future__ import annotations
@@ -50,16 +50,20 @@ def rounded(
         if left > MAX_DEPTH:
             return None, False
         unspent = budget - sum(number * _waste(relaxed, pattern) for pattern, number in kept.items())
-        if left >= 0 and unspent >= 0:
-            counts = list(kinds.counts)
-            for pattern, number in kept.items():
-                for kind in pattern:
-                    counts[kind] -= number
+        counts = list(kinds.counts)
+        for pattern, number in kept.items():
+            for kind in pattern:
+                counts[kind] -= number
+        # A relaxation that was cut short may use more replicas or peers than there are.
+        if left >= 0 and unspent >= 0 and min(counts) >= 0:
             whole = [pattern for pattern, number in kept.items() for _ in range(number)]
             greedy = pack_greedily(kinds, counts) if left else {}
             quick = sorted((p for p, number in greedy.items() for _ in range(number)), key=len)[:left]
             if len(quick) == left and sum(map(len, whole + quick)) <= wanted:
                 return whole + quick, False
+            if not relaxed.is_optimal:
+                # Its weights are no guide for a search.
+                return None, False
             search = _Search(relaxed, counts, unspent, effort)
             rest = search.run(left)
             if rest is not None:
@@ -81,7 +85,7 @@ class _Search:
         found = itertools.chain.from_iterable(
             relaxed.prices.patterns(largest, counts, relaxed.price + budget) for largest in range(len(counts))
         )
-        some = set(itertools.islice(found, MAX_PATTERNS))
+        some = list(itertools.islice(found, MAX_PATTERNS))
         self.is_exhaustive = len(some) < MAX_PATTERNS
         self._left = effort
         self._budget = budget

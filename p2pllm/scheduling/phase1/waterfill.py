@@ -14,6 +14,9 @@ from p2pllm.errors import ModelError
 
 __all__ = ["fill"]
 
+MOST_HEAD = 1e9
+"""Layers that a head counts for at most: a longer one would drown the layers themselves in rounding."""
+
 
 def fill(
     layers: int, capacities: Sequence[int], speeds: Sequence[float], *, head_layers: float = 0.0
@@ -39,14 +42,12 @@ def fill(
         raise ModelError(
             f"not every one of {len(capacities)} peers can take a layer of {layers}: use fewer peers"
         )
-    # A head that outlasts every other stage at its cap leaves the last stage what they cannot hold; more
-    # makes no difference, and would only drown the layers in rounding.
-    longest = max(cap / speed for cap, speed in zip(capacities, speeds, strict=True))
-    already = [0.0] * (len(speeds) - 1) + [min(head_layers, longest * speeds[-1])]
+    already = [0.0] * (len(speeds) - 1) + [min(head_layers, MOST_HEAD)]
     shares = _shares(layers, capacities, speeds, already)
     counts = [math.floor(share) for share in shares]
     # A stage at its cap has no remainder, so rounding up never overfills one.
-    by_remainder = sorted(range(len(counts)), key=lambda i: counts[i] - shares[i])
+    # Rounded, for equal remainders may come by different sums.
+    by_remainder = sorted(range(len(counts)), key=lambda i: round(counts[i] - shares[i], 6))
     for i in by_remainder[: layers - sum(counts)]:
         counts[i] += 1
     return counts
