@@ -248,14 +248,17 @@ def _add_plan(commands: Any) -> None:
         commands,
         "plan",
         "plan a swarm that a file describes",
-        "Work out which peers of CLUSTER.json would hold which layers, and the chain of a request.",
+        "Work out which peers of CLUSTER.json would hold which layers, and the chain of a request. A small "
+        'file: {"model": {"layers": 32}, "network": {"same_region_s": 0.001}, "peers": '
+        '[{"id": "a", "region": "home", "capacity": 20, "tau_s": 0.02}, '
+        '{"id": "b", "region": "home", "capacity": 20, "tau_s": 0.02}]}. README.md has every key.',
     )
     parser.add_argument("cluster", type=Path, metavar="CLUSTER.json", help="model, peers and network")
     parser.add_argument("--json", action="store_true", help="the plan as JSON")
     parser.add_argument(
         "--certify",
         action="store_true",
-        help="say by how much an exact solver would do better; for up to 32 peers",
+        help="say by how much an exact solver would do better: up to 32 peers, above 10 with the extra exact",
     )
 
 
@@ -264,11 +267,21 @@ def _add_bench(commands: Any) -> None:
         commands,
         "bench",
         "measure this program on this machine",
-        "Measure one part of p2pllm. scheduling: how long both phases take for swarms of 4 to 4096 peers.",
+        "Measure one part of p2pllm. scheduling: how long both phases take for swarms of 4 to 4096 peers; "
+        "takes some 10 minutes.",
     )
     parser.add_argument("what", choices=("scheduling",), help="what to measure")
     parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw time against peers")
-    parser.add_argument("--max-peers", type=_typed(_positive), default=4096, help="of the largest swarm")
-    parser.add_argument("--quick", action="store_true", help="few fleets of few types: rough figures")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw time against peers, also as .pdf or .svg; needs the extra plots",
+    )
+    parser.add_argument(
+        "--max-peers", type=_typed(_positive), default=4096, metavar="N", help="leave out larger swarms"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few fleets of few types: rough figures in a minute"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the random fleets")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def read_cluster(path: Path) -> Cluster:
             text = file.read(MAX_FILE + 1)
         if len(text) > MAX_FILE:
             raise ClusterError(f"more than {MAX_FILE // 2**20} MiB")
-        return parse_cluster(text)
+        return parse_cluster(text.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise ClusterError(f"{path}: {error.strerror}") from error
     except ClusterError as error:

@@ -33,7 +33,7 @@ from p2pllm.scheduling import Phase, Request, Roofline
 
 __all__ = ["ClusterFile", "Model", "Peer", "Piece", "explain"]
 
-MAX_LAYERS = 4096
+MAX_LAYERS = 1024
 TYPICAL = Request()
 
 
@@ -226,7 +226,8 @@ class ClusterFile(_Part):
 
 def explain(error: ValidationError) -> str:
     """Return the first thing that is wrong, in one line, with its place in the file."""
-    first = error.errors(include_url=False)[0]
+    # A key that nobody knows is often the one that is missing, mistyped.
+    first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     said, path = first["msg"].removeprefix("Value error, ").replace("Input should", "must"), first["loc"]
     match first["type"]:
         case "json_invalid":
@@ -235,6 +236,8 @@ def explain(error: ValidationError) -> str:
             said, path = f"unknown key {path[-1]!r}", path[:-1]
         case "missing":
             return f"{_place(path)} missing"
+        case "too_short" | "string_too_short":
+            return f"{_place(path)}: must not be empty"
         case _ if isinstance(first["input"], int | float):
             said += f", got {first['input']}"
     return f"{_place(path)}: {said}" if path else said
