@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
+from pathlib import Path
 
 import psutil
 
@@ -211,13 +212,15 @@ def _is_certified(plan: Plan) -> bool:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process ever had resident, interpreter and numpy included.
-
-    Linux starts the count at what the parent had resident, which is no more than those two.
-    """
+    """The most memory that this process ever had resident, interpreter and numpy included."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
+    if sys.platform == "linux":
+        # Not from getrusage, where a process begins with what its parent had.
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        peak = next(line for line in lines if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024
     import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    peak_size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak_size if sys.platform == "darwin" else peak_size * 1024
