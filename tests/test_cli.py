@@ -245,6 +245,7 @@ def test_a_swarm_without_a_bootstrap_prints_how_to_join(tmp_path: Path) -> None:
         assert second.stop() == 0
 
 
+@pytest.mark.slow
 def test_the_next_free_port_is_taken_and_said(tmp_path: Path) -> None:
     flags = [flag for flag in peer_flags(tmp_path) if flag not in ("--port", "--api-port", "0")]
     peers = [

@@ -27,6 +27,7 @@ print(json.dumps({"weights": stage.weight_bytes, "peak": peak - before, "after":
 """
 
 
+@pytest.mark.slow
 def test_a_stage_in_mid_model_takes_its_own_bytes() -> None:
     """Ten layers of 14 MB, of a model of 538 MB whose embedding alone has 113 MB."""
     done = subprocess.run(

@@ -43,6 +43,7 @@ def test_a_prompt_is_answered_as_json(reference: Reference) -> None:
     assert answer["tokens_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_a_prompt_is_answered_for_people() -> None:
     result = demo(QUESTION, "--peers", "1", "--max-tokens", "8", "--dtype", "float32")
     assert result.returncode == 0, result.stderr
@@ -54,7 +55,9 @@ def test_a_prompt_is_answered_for_people() -> None:
     assert "SmolLM2-135M-Instruct · 30 layers" in result.stderr
 
 
-@pytest.mark.parametrize("moment", ["bootstrap", "peers", "loading", "answering"])
+@pytest.mark.parametrize(
+    "moment", ["bootstrap", "peers", pytest.param("loading", marks=pytest.mark.slow), "answering"]
+)
 def test_ctrl_c_leaves_no_process_and_no_port(moment: str, tmp_path: Path) -> None:
     process = Process(
         tmp_path, "demo", ["-m", "p2pllm", "demo", "Count to a thousand.", "--max-tokens", "2000", "--debug"]

@@ -209,7 +209,8 @@ class _Placement:
     def _crossing(self) -> tuple[Pipeline, int] | None:
         """A pipeline over several regions and a bound on its stages: of few peers exactly the best one."""
         offers = [offer for offer in self._offers.values() if offer.capacity.middle]
-        if len(offers) <= MAX_PEERS:
+        # Where nothing is measured, hops between two regions are alike, and regions can be chosen first.
+        if self._network.measured and len(offers) <= MAX_PEERS:
             order = cheapest_crossing(self._layers, offers, self._network)
             if order is not None:
                 return in_order(self._layers, order), len(order)
