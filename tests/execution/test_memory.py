@@ -9,6 +9,8 @@ import sys
 MEASURE = """
 import json
 import psutil
+import pytest
+
 from p2pllm.execution import open_checkpoint
 from p2pllm.execution.loader import load_stage
 
