@@ -6,11 +6,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 MEASURE = """
 import json
 import psutil
-import pytest
-
 from p2pllm.execution import open_checkpoint
 from p2pllm.execution.loader import load_stage
 
