@@ -15,12 +15,19 @@ from rich.text import Text
 
 from p2pllm.cluster import Cluster, read_cluster
 from p2pllm.errors import NoRouteError
-from p2pllm.scheduling import Chain, Plan, Slice, Stage, Terms, fewest_stages, find_chain, place
+from p2pllm.scheduling import (
+    EXHAUSTIVE_PEERS,
+    Chain,
+    Plan,
+    Slice,
+    Stage,
+    Terms,
+    fewest_stages,
+    find_chain,
+    place,
+)
 
 __all__ = ["Certificate", "Outcome", "certify", "make_plan", "outcome_json", "print_outcome", "show_plan"]
-
-EXHAUSTIVE_PEERS = 10
-"""Up to so many the exact solver tries everything; beyond it asks HiGHS."""
 
 
 @dataclass(frozen=True, slots=True)

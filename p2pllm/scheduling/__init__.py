@@ -17,6 +17,7 @@ from p2pllm.scheduling.membership import (
 from p2pllm.scheduling.moves import Moves, safe_moves
 from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.phase1 import (
+    EXHAUSTIVE_PEERS,
     Candidate,
     Goal,
     Objective,
@@ -44,6 +45,7 @@ from p2pllm.scheduling.types import (
 )
 
 __all__ = [
+    "EXHAUSTIVE_PEERS",
     "STALE_S",
     "Assignment",
     "Budget",

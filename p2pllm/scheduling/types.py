@@ -49,6 +49,11 @@ class Capacity(NamedTuple):
             return self.both if is_last else self.first
         return self.last if is_last else self.middle
 
+    def holds(self, start: int, end: int, layers: int) -> bool:
+        """Whether ``[start, end)`` of a model of so many layers is a slice that fits."""
+        room = self.at(is_first=start == 0, is_last=end == layers)
+        return 0 <= start < end <= layers and end - start <= room
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:

@@ -33,14 +33,12 @@ def arrange(
     """
     uneven = _is_uneven(members, network)
     if (uneven or today) and len(members) <= MAX_PERMUTED:
-        slices = _best(layers, members, network, today)
-    else:
-        members = _as_today(members, today)
-        order = [members[i] for i in _plain_order(layers, _traits(members))]
-        if uneven:
-            order[1:-1] = _shortened(order, network)
-        slices = _slices(layers, order)
-    return Pipeline(tuple(sorted({offer.region for offer in members})), slices)
+        return in_order(layers, _best(layers, members, network, today))
+    members = _as_today(members, today)
+    order = [members[i] for i in _plain_order(layers, _traits(members))]
+    if uneven:
+        order[1:-1] = _shortened(order, network)
+    return in_order(layers, order)
 
 
 def in_order(layers: int, members: Sequence[Offer]) -> Pipeline:
@@ -75,18 +73,18 @@ def _traits(members: Sequence[Offer]) -> tuple[_Traits, ...]:
 
 def _best(
     layers: int, members: Sequence[Offer], network: Network, today: Mapping[PeerId, Slice]
-) -> tuple[Slice, ...]:
-    """The slices of the best order of all."""
+) -> list[Offer]:
+    """The best order of all."""
     best: tuple[float, int] | None = None
-    chosen: tuple[Slice, ...] = ()
+    chosen: list[Offer] = []
     for f, e in _ends(layers, _traits(members)):
         inner = [i for i in range(len(members)) if i not in (f, e)]
         for middle in itertools.permutations(inner):
             order = [members[i] for i in dict.fromkeys((f, *middle, e))]
-            slices = _slices(layers, order)
-            rank = (round(_ring_s(order, network), 9), -sum(overlap(part, today) for part in slices))
+            kept = sum(overlap(part, today) for part in _slices(layers, order))
+            rank = (round(_ring_s(order, network), 9), -kept)
             if best is None or rank < best:
-                best, chosen = rank, slices
+                best, chosen = rank, order
     return chosen
 
 

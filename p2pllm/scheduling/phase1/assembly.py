@@ -45,9 +45,7 @@ def still_serves(layers: int, pipeline: Pipeline, offers: Mapping[PeerId, Offer]
     reached = 0
     for part in pipeline.slices:
         offer = offers.get(part.peer)
-        if offer is None or part.start != reached or part.end <= part.start:
-            return False
-        if part.end - part.start > offer.capacity.at(is_first=part.start == 0, is_last=part.end == layers):
+        if offer is None or part.start != reached or not offer.capacity.holds(part.start, part.end, layers):
             return False
         reached = part.end
     return reached == layers

@@ -10,7 +10,7 @@ from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.phase1.packing import Packing
 from p2pllm.scheduling.types import Offer
 
-__all__ = ["across"]
+__all__ = ["across", "shortfall"]
 
 MAX_PERMUTED = 5
 """Regions, beside the first, whose orders are all tried; more go by nearest neighbour."""
@@ -51,6 +51,27 @@ def across(
         if chosen is not None:
             return chosen
     return None
+
+
+def shortfall(layers: int, offers: Sequence[Offer]) -> str:
+    """How far the peers are from holding the model, in one line."""
+    room = sum(offer.capacity.middle for offer in offers)
+    # The peers that lose least at an end (two, for one cannot hold both), or nobody and a layer less.
+    firsts = sorted((o.capacity.middle - o.capacity.first, o.peer) for o in offers if o.capacity.first)[:2]
+    lasts = sorted((o.capacity.middle - o.capacity.last, o.peer) for o in offers if o.capacity.last)[:2]
+    together = [
+        min(room - first_lost - last_lost, layers - (not first) - (not last))
+        for first_lost, first in [*firsts, (0, "")]
+        for last_lost, last in [*lasts, (0, "")]
+        if first != last or not first
+    ]
+    alone = [offer.capacity.both for offer in offers]
+    most = max(0, *alone, *(together if layers > 1 else ()))
+    short = layers - most
+    return (
+        f"the model has {layers} layers but these {len(offers)} peers hold at most {most}: "
+        f"{short} {'layer is' if short == 1 else 'layers are'} missing, add a peer or memory"
+    )
 
 
 def _ways(regions: Mapping[str, Sequence[Offer]], network: Network) -> dict[tuple[str, str], float]:

@@ -20,9 +20,9 @@ import numpy as np
 from p2pllm.errors import ModelError
 from p2pllm.scheduling.types import Capacity, Offer
 
-__all__ = ["fewest_stages"]
+__all__ = ["EXHAUSTIVE_PEERS", "fewest_stages"]
 
-_EXHAUSTIVE_PEERS = 10
+EXHAUSTIVE_PEERS = 10
 _HIGHS_PEERS = 32
 _HIGHS_LIMIT_S = 60.0
 """For one number of pipelines in one region; most take a tenth of a second."""
@@ -44,7 +44,7 @@ def fewest_stages(layers: int, offers: Sequence[Offer]) -> dict[int, int]:
             f"{len(offers)} peers are too many to certify, the limit is {_HIGHS_PEERS}: "
             "go by the bounds that the plan itself reports"
         )
-    solve = _by_trying if len(offers) <= _EXHAUSTIVE_PEERS else _by_flow
+    solve = _by_trying if len(offers) <= EXHAUSTIVE_PEERS else _by_flow
     regions: defaultdict[str, list[Capacity]] = defaultdict(list)
     for offer in offers:
         regions[offer.region].append(offer.capacity)
@@ -200,7 +200,7 @@ def _cheapest_flow(arcs: Sequence[_Arc], counts: Sequence[int], pipelines: int) 
         from scipy.sparse import coo_array
     except ImportError as error:
         raise ModelError(
-            f"certifying a plan for more than {_EXHAUSTIVE_PEERS} peers needs scipy: "
+            f"certifying a plan for more than {EXHAUSTIVE_PEERS} peers needs scipy: "
             "pip install 'p2pllm[exact]'"
         ) from error
     states = dict.fromkeys(state for arc in arcs for state in (arc.source, arc.target))

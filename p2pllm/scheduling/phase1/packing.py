@@ -85,7 +85,7 @@ class Packing:
 
     def _known(self, hints: Iterable[Sequence[Capacity]]) -> Iterator[Pattern]:
         """Yield hints as patterns of these kinds, as far as there are so many peers of them."""
-        index = {capacity: kind for kind, capacity in enumerate(self.kinds.capacities)}
+        index = self.kinds.index
         for hint in hints:
             if all(capacity in index for capacity in hint):
                 pattern = tuple(sorted(index[capacity] for capacity in hint))

@@ -57,9 +57,13 @@ class Kinds:
 
     def by_capacity(self, capacities: Iterable[Capacity]) -> dict[Capacity, int]:
         """The kind of each capacity; those that can serve in no pipeline are left out."""
-        index = {capacity: kind for kind, capacity in enumerate(self.capacities)}
         useful = {capacity: _useful(self.layers, capacity) for capacity in set(capacities)}
-        return {capacity: index[same] for capacity, same in useful.items() if same in index}
+        return {capacity: self.index[same] for capacity, same in useful.items() if same in self.index}
+
+    @cached_property
+    def index(self) -> dict[Capacity, int]:
+        """The kind of each of `capacities`."""
+        return {capacity: kind for kind, capacity in enumerate(self.capacities)}
 
     def complete(self, pattern: Pattern) -> bool:
         """Whether such peers hold the model in some order, each at least one layer."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from p2pllm.errors import ModelError
 from p2pllm.scheduling.load import spread
 from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.phase1.arrange import in_order
 from p2pllm.scheduling.phase1.assembly import assemble, still_serves
-from p2pllm.scheduling.phase1.crossing import across
+from p2pllm.scheduling.phase1.crossing import across, shortfall
 from p2pllm.scheduling.phase1.ferry import MAX_PEERS, cheapest_crossing
 from p2pllm.scheduling.phase1.objective import Goal, Scores, Terms, throughput, throughput_bounds
 from p2pllm.scheduling.phase1.sharing import Sharing
@@ -129,7 +130,6 @@ class _Placement:
         self._effort = effort
         self._terms = Terms.of(layers, offers, network, goal)
         self._sharing = Sharing(layers, offers, effort=effort)
-        self._throughput_bounds = throughput_bounds(layers, offers, self._sharing.most)
 
     def plan(self) -> Plan:
         """Choose k, build, and see whether today's pipelines can stay."""
@@ -195,16 +195,12 @@ class _Placement:
         """
         found = self._crossing()
         if found is None:
-            raise ModelError(_missing(self._layers, list(self._offers.values())))
+            raise ModelError(shortfall(self._layers, list(self._offers.values())))
         pipeline, bound = found
-        stages, pipelines = len(pipeline.slices), [pipeline]
-        if self._objective == "throughput":
-            z = self._tokens_per_s(pipelines)
-            z_bound = throughput_bounds(self._layers, list(self._offers.values()), 1)[1]
-        else:
-            z, z_bound = self._bound(1, stages), self._bound(1, bound)
+        stages = len(pipeline.slices)
+        z = self._tokens_per_s([pipeline]) if self._objective == "throughput" else self._bound(1, stages)
         best = Candidate(1, stages, z, bound)
-        return _Choice(best, pipelines, (best,), z_bound)
+        return _Choice(best, [pipeline], (best,), self._bound(1, bound))
 
     def _crossing(self) -> tuple[Pipeline, int] | None:
         """A pipeline over several regions and a bound on its stages: of few peers exactly the best one."""
@@ -265,6 +261,11 @@ class _Placement:
             case "throughput":
                 return self._throughput_bounds[replicas]
 
+    @cached_property
+    def _throughput_bounds(self) -> list[float]:
+        """For every k that is not proven impossible; for one pipeline that crosses regions too."""
+        return throughput_bounds(self._layers, list(self._offers.values()), max(1, self._sharing.most))
+
     def _rank(self, z: float, stages: float) -> tuple[float, float]:
         """More Z is better, then fewer stages; rounded, for equal Z may come by different sums. A linear one
         is a difference of figures near 1; the others may be of any size.
@@ -293,31 +294,9 @@ class _Placement:
         staying = [
             part
             for part in self._today.spares
-            if kept and part.peer in self._offers and part.peer not in busy and self._holds(part)
+            if kept
+            and part.peer in self._offers
+            and part.peer not in busy
+            and self._offers[part.peer].capacity.holds(part.start, part.end, self._layers)
         ]
         return (*staying, *spread(self._layers, list(self._offers.values()), [*placed, *staying]))
-
-    def _holds(self, part: Slice) -> bool:
-        room = self._offers[part.peer].capacity.at(is_first=part.start == 0, is_last=part.end == self._layers)
-        return 0 <= part.start < part.end <= self._layers and part.end - part.start <= room
-
-
-def _missing(layers: int, offers: Sequence[Offer]) -> str:
-    """How far the peers are from holding the model, in one line."""
-    room = sum(offer.capacity.middle for offer in offers)
-    # The peers that lose least at an end (two, for one cannot hold both), or nobody and a layer less.
-    firsts = sorted((o.capacity.middle - o.capacity.first, o.peer) for o in offers if o.capacity.first)[:2]
-    lasts = sorted((o.capacity.middle - o.capacity.last, o.peer) for o in offers if o.capacity.last)[:2]
-    together = [
-        min(room - first_lost - last_lost, layers - (not first) - (not last))
-        for first_lost, first in [*firsts, (0, "")]
-        for last_lost, last in [*lasts, (0, "")]
-        if first != last or not first
-    ]
-    alone = [offer.capacity.both for offer in offers]
-    most = max(0, *alone, *(together if layers > 1 else ()))
-    short = layers - most
-    return (
-        f"the model has {layers} layers but these {len(offers)} peers hold at most {most}: "
-        f"{short} {'layer is' if short == 1 else 'layers are'} missing, add a peer or memory"
-    )
