@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Final, Literal, Self, TypeAlias
 
 from p2pllm.errors import RecordError
 from p2pllm.records.fields import Fields
+from p2pllm.records.keys import MAX_DIRECTORY_BITS, MAX_PLAN_PARTS
 
 __all__ = [
     "BODIES",
     "CODES",
+    "MAX_EPOCH",
+    "PLAN_ENTRIES",
     "Body",
+    "ClaimBody",
     "Kind",
     "MetricsBody",
     "PeerBody",
+    "PlanBody",
+    "PlanEntry",
     "Span",
     "SpanState",
     "SwarmBody",
 ]
 
-Kind = Literal["peer", "metrics", "swarm"]
+Kind = Literal["peer", "metrics", "claim", "plan", "swarm"]
 SpanState = Literal["loading", "ready", "draining"]
+
+MAX_EPOCH: Final = 2**53
+"""Leaders count up from the highest epoch seen, one at a time."""
+
+PLAN_ENTRIES: Final = 32
+"""What one part of a plan has room for."""
 
 _MAX_LAYERS = 4096
 _MAX_SECONDS = 3600.0
 _MAX_RHO = 10.0  # sums of absurd figures would be infinite, and medians of them everybody's problem
+_FINGERPRINT_BYTES = 32
 _STATES: tuple[SpanState, ...] = ("loading", "ready", "draining")
 
 
@@ -40,10 +54,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PeerBody:
-    """What changes slowly: where a peer can be reached and what it could do.
+    """What changes slowly: where a peer can be reached, what it could do, and what its owner wants.
 
-    ``addresses`` are (host, port) of its link server, best first, at most 4; ``memory_bytes`` is what it
-    offers, ``flops`` and ``bandwidth`` (bytes/s) are measured, ``capacity`` counts layers that fit.
+    ``addresses`` are (host, port) of its link server and DHT node, best first, at most 4; ``certificate`` is
+    the SHA-256 of the certificate that its link server shows, empty when it links without encryption.
+    ``memory_bytes`` is what it offers, ``flops`` and ``bandwidth`` (bytes/s) are measured. ``capacity``
+    counts the layers that fit as a middle, first, last, and only stage; ``kv_bytes`` is what it then keeps
+    for KV caches; ``layer_s`` and ``head_s`` are seconds a token by the roofline, for one layer and for the
+    head.
+
+    A ``leaving`` peer takes no new sessions and will be gone, a ``paused`` one takes none and holds no
+    layers, a ``pinned`` one chose its layers itself. ``replans`` counts how often its operator has asked for
+    a new placement; ``force`` says that the last time it may interrupt the service.
     """
 
     kind: ClassVar[Kind] = "peer"
@@ -51,14 +73,22 @@ class PeerBody:
     addresses: tuple[tuple[str, int], ...]
     region: str
     hardware: str
+    certificate: bytes
     memory_bytes: int
     flops: float
     bandwidth: float
-    capacity: int
+    capacity: tuple[int, int, int, int]
+    kv_bytes: int
+    layer_s: float
+    head_s: float
     dtype: str
     quantization: str
     software: str
     leaving: bool
+    paused: bool
+    pinned: bool
+    replans: int
+    force: bool
 
     def pack(self) -> list[object]:
         """The body as it travels: one flat list in field order."""
@@ -66,32 +96,48 @@ class PeerBody:
             [list(address) for address in self.addresses],
             self.region,
             self.hardware,
+            self.certificate,
             self.memory_bytes,
             float(self.flops),
             float(self.bandwidth),
-            self.capacity,
+            list(self.capacity),
+            self.kv_bytes,
+            float(self.layer_s),
+            float(self.head_s),
             self.dtype,
             self.quantization,
             self.software,
             self.leaving,
+            self.paused,
+            self.pinned,
+            self.replans,
+            self.force,
         ]
 
     @classmethod
     def parse(cls, packed: object) -> Self:
         """The inverse of ``pack``, for what a stranger sent; RecordError if a field is out of its limits."""
-        fields = Fields(packed, 11)
+        fields = Fields(packed, 19)
         return cls(
             addresses=tuple(_address(item) for item in fields.items(4)),
             region=fields.text(64),
             hardware=fields.text(96),
+            certificate=fields.octets(_FINGERPRINT_BYTES, empty=True),
             memory_bytes=fields.count(),
             flops=fields.number(),
             bandwidth=fields.number(),
-            capacity=fields.count(_MAX_LAYERS),
+            capacity=_capacity(fields.next()),
+            kv_bytes=fields.count(),
+            layer_s=fields.number(_MAX_SECONDS),
+            head_s=fields.number(_MAX_SECONDS),
             dtype=fields.text(16),
             quantization=fields.text(16),
             software=fields.text(32),
             leaving=fields.flag(),
+            paused=fields.flag(),
+            pinned=fields.flag(),
+            replans=fields.count(),
+            force=fields.flag(),
         )
 
 
@@ -99,9 +145,10 @@ class PeerBody:
 class MetricsBody:
     """What changes with load.
 
-    ``spans`` holds at most 3; ``layer_s`` (per layer and step), ``head_s`` and ``wait_s`` are seconds;
-    ``memory_used`` is bytes. ``rho`` gives the one-way latency in seconds to at most 8 likely successors,
-    each named by the first 16 hexadecimal digits of its peer id.
+    ``spans`` holds at most 3; ``generation`` counts the changes of what the peer is to hold. ``layer_s`` (per
+    layer and step), ``head_s`` and ``wait_s`` are seconds; ``memory_used`` is bytes, ``upload`` the bytes/s
+    that real transfers reached (0: not known). ``rho`` gives the one-way latency in seconds to at most 8
+    likely successors, each named by the first 16 hexadecimal digits of its peer id.
     """
 
     kind: ClassVar[Kind] = "metrics"
@@ -115,6 +162,7 @@ class MetricsBody:
     waiting: int
     free_kv_blocks: int
     memory_used: int
+    upload: float
     rho: tuple[tuple[str, float], ...]
 
     def pack(self) -> list[object]:
@@ -129,13 +177,14 @@ class MetricsBody:
             self.waiting,
             self.free_kv_blocks,
             self.memory_used,
+            float(self.upload),
             [[bytes.fromhex(prefix), float(seconds)] for prefix, seconds in self.rho],
         ]
 
     @classmethod
     def parse(cls, packed: object) -> Self:
         """The inverse of ``pack``, for what a stranger sent; RecordError if a field is out of its limits."""
-        fields = Fields(packed, 10)
+        fields = Fields(packed, 11)
         return cls(
             spans=tuple(_span(item) for item in fields.items(3)),
             generation=fields.count(),
@@ -146,7 +195,97 @@ class MetricsBody:
             waiting=fields.count(),
             free_kv_blocks=fields.count(),
             memory_used=fields.count(),
+            upload=fields.number(),
             rho=tuple(_rho(item) for item in fields.items(8)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimBody:
+    """Who leads, or wants to: the highest (epoch, peer id) does. ``bits`` cut the directory into shards."""
+
+    kind: ClassVar[Kind] = "claim"
+
+    epoch: int
+    bits: int
+
+    def pack(self) -> list[object]:
+        """The body as it travels: one flat list in field order."""
+        return [self.epoch, self.bits]
+
+    @classmethod
+    def parse(cls, packed: object) -> Self:
+        """The inverse of ``pack``, for what a stranger sent; RecordError if a field is out of its limits."""
+        fields = Fields(packed, 2)
+        return cls(epoch=fields.count(MAX_EPOCH), bits=fields.count(MAX_DIRECTORY_BITS))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """What a plan gives one peer, named by the first 16 hexadecimal digits of its id: layers ``[start,
+    end)``.
+
+    Only for a peer that is still in the allocation ``generation`` which the leader saw.
+    """
+
+    peer: str
+    start: int
+    end: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBody:
+    """Part ``part`` of ``parts`` of plan ``number`` of the leader of ``epoch``.
+
+    ``replicas`` is k and ``stages`` how many they take together, both 0 if the plan did not come from a
+    placement; ``score`` is Z(k). ``force`` lets peers drop layers before others hold them.
+    """
+
+    kind: ClassVar[Kind] = "plan"
+
+    epoch: int
+    number: int
+    part: int
+    parts: int
+    replicas: int
+    stages: int
+    score: float
+    force: bool
+    entries: tuple[PlanEntry, ...]
+
+    def pack(self) -> list[object]:
+        """The body as it travels: one flat list in field order."""
+        return [
+            self.epoch,
+            self.number,
+            self.part,
+            self.parts,
+            self.replicas,
+            self.stages,
+            float(self.score),
+            self.force,
+            [[bytes.fromhex(e.peer), e.start, e.end, e.generation] for e in self.entries],
+        ]
+
+    @classmethod
+    def parse(cls, packed: object) -> Self:
+        """The inverse of ``pack``, for what a stranger sent; RecordError if a field is out of its limits."""
+        fields = Fields(packed, 9)
+        epoch, number = fields.count(MAX_EPOCH), fields.count()
+        part, parts = fields.count(MAX_PLAN_PARTS), fields.count(MAX_PLAN_PARTS)
+        if part >= parts:
+            raise RecordError(f"a record is part {part} of {parts}")
+        return cls(
+            epoch=epoch,
+            number=number,
+            part=part,
+            parts=parts,
+            replicas=fields.count(_MAX_LAYERS),
+            stages=fields.count(),
+            score=fields.number(lowest=-math.inf),
+            force=fields.flag(),
+            entries=tuple(_plan_entry(item) for item in fields.items(PLAN_ENTRIES)),
         )
 
 
@@ -171,13 +310,9 @@ class SwarmBody:
         return cls(model=fields.text(128), fingerprint=fields.text(128), layers=fields.count(_MAX_LAYERS))
 
 
-Body = PeerBody | MetricsBody | SwarmBody
+Body: TypeAlias = PeerBody | MetricsBody | ClaimBody | PlanBody | SwarmBody
 
-BODIES: dict[int, type[PeerBody] | type[MetricsBody] | type[SwarmBody]] = {
-    1: PeerBody,
-    2: MetricsBody,
-    5: SwarmBody,  # 3 and 4 are the leader's claim and plan
-}
+BODIES: dict[int, type[Body]] = {1: PeerBody, 2: MetricsBody, 3: ClaimBody, 4: PlanBody, 5: SwarmBody}
 CODES: dict[Kind, int] = {body.kind: code for code, body in BODIES.items()}
 
 
@@ -195,6 +330,20 @@ def _span(packed: object) -> Span:
     if start >= end:
         raise RecordError(f"a record has the empty span {start}:{end}")
     return Span(start, end, _STATES[fields.count(len(_STATES) - 1)])
+
+
+def _capacity(packed: object) -> tuple[int, int, int, int]:
+    fields = Fields(packed, 4)
+    middle, first, last, both = (fields.count(_MAX_LAYERS) for _ in range(4))
+    return middle, first, last, both
+
+
+def _plan_entry(packed: object) -> PlanEntry:
+    fields = Fields(packed, 4)
+    peer, start, end = fields.octets(8).hex(), fields.count(_MAX_LAYERS), fields.count(_MAX_LAYERS)
+    if start >= end:
+        raise RecordError(f"a record plans the empty slice {start}:{end}")
+    return PlanEntry(peer, start, end, fields.count())
 
 
 def _rho(packed: object) -> tuple[str, float]:

@@ -11,7 +11,15 @@ from p2pllm.errors import RecordError
 from p2pllm.identity import Identity, PeerId, peer_id_of, verify
 from p2pllm.records.bodies import BODIES, CODES, Body, Kind
 from p2pllm.records.fields import Fields
-from p2pllm.records.keys import directory_key, swarms_key
+from p2pllm.records.keys import (
+    MAX_DIRECTORY_BITS,
+    MAX_PLAN_PARTS,
+    directory_key,
+    leader_key,
+    plan_key,
+    swarms_key,
+)
+from p2pllm.records.secrecy import SwarmKey
 
 __all__ = ["MAX_RECORD_BYTES", "MAX_TTL_S", "Header", "Record", "open_record", "peek", "seal"]
 
@@ -21,7 +29,7 @@ MAX_RECORD_BYTES: Final = 1000
 MAX_TTL_S: Final = 600.0
 """No record lives longer without being renewed by its owner."""
 
-_VERSION = 1
+_VERSION = 2
 _CONTEXT = b"p2pllm record\0"
 _SIGNATURE_BYTES = 64
 _SIGNATURE_HEAD = bytes([0xC4, _SIGNATURE_BYTES])  # msgpack: a byte string of this length follows
@@ -43,15 +51,24 @@ class Header:
         """The id of the peer that claims to have signed."""
         return peer_id_of(self.public_key)
 
-    @property
-    def key(self) -> bytes:
-        """The only DHT key under which this record may be stored."""
-        return swarms_key() if self.kind == "swarm" else directory_key(self.swarm)
+    def belongs_under(self, key: bytes) -> bool:
+        """Whether ``key`` is one under which a record like this may be stored."""
+        match self.kind:
+            case "swarm":
+                return key == swarms_key(self.swarm)
+            case "claim":
+                return key == leader_key(self.swarm)
+            case "plan":
+                return any(key == plan_key(self.swarm, part) for part in range(MAX_PLAN_PARTS))
+            case _:
+                node_id = bytes.fromhex(self.peer_id)
+                shards = (directory_key(self.swarm, node_id, bits) for bits in range(MAX_DIRECTORY_BITS + 1))
+                return key in shards
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record, its signature and every field checked. ``ttl`` is seconds, ``raw`` the signed bytes."""
+    """A record whose signature is checked. ``ttl`` is seconds, ``raw`` the signed bytes."""
 
     kind: Kind
     swarm: bytes
@@ -59,42 +76,56 @@ class Record:
     peer_id: PeerId
     seq: int
     ttl: float
-    body: Body
+    packed: object
     raw: bytes
 
+    def body(self, secret: SwarmKey | None = None) -> Body:
+        """What the record says, every field checked.
 
-def seal(identity: Identity, body: Body, *, swarm: bytes, seq: int, ttl: float) -> bytes:
-    """The signed bytes of a record.
+        RecordError if a field is wrong, or if the body is sealed, or is not, against what ``secret`` wants:
+        a private swarm takes nothing that was not sealed with its key.
+        """
+        packed = self.packed
+        if isinstance(packed, bytes) != (secret is not None):
+            raise RecordError("a record of a private swarm is sealed, others are not")
+        if secret is not None:
+            packed = _unpack(
+                secret.reveal(
+                    cast(bytes, packed), _sealed_with(self.kind, self.swarm, self.public_key, self.seq)
+                )
+            )
+        return BODIES[CODES[self.kind]].parse(packed)
+
+
+def seal(
+    identity: Identity, body: Body, *, swarm: bytes, seq: int, ttl: float, secret: SwarmKey | None = None
+) -> bytes:
+    """The signed bytes of a record, its body hidden if there is a ``secret``.
 
     ``swarm`` is 20 bytes, ``seq`` must grow with every record of this kind (a clock in milliseconds does),
     ``ttl`` is seconds. Raises RecordError if a field is out of its limits or the whole over MAX_RECORD_BYTES.
     """
     try:
         ttl_ms = round(ttl * 1000)
-        envelope = [_VERSION, CODES[body.kind], swarm, identity.public_key, seq, ttl_ms, body.pack(), b""]
-        unsigned = cast(bytes, msgpack.packb(envelope))[:-2]  # without the empty signature
+        packed: object = body.pack()
+        if secret is not None:
+            context = _sealed_with(body.kind, swarm, identity.public_key, seq)
+            packed = secret.hide(_pack(packed), context)
+        envelope = [_VERSION, CODES[body.kind], swarm, identity.public_key, seq, ttl_ms, packed, b""]
+        unsigned = _pack(envelope)[:-2]  # without the empty signature
     except (OverflowError, TypeError, ValueError) as error:
         raise RecordError(f"a {body.kind} record cannot be encoded: {error}") from error
     raw = unsigned + _SIGNATURE_HEAD + identity.sign(_CONTEXT + unsigned)
-    type(body).parse(_parse_envelope(raw)[1])  # what others would refuse is refused here
+    _to_record(raw, *_parse_envelope(raw)).body(secret)  # what others would refuse is refused here
     return raw
 
 
 def open_record(raw: bytes) -> Record:
-    """Check a record in full and return it typed; RecordError if anything about it is wrong."""
+    """Check a record's form and signature; RecordError if anything about it is wrong."""
     header, packed_body = _parse_envelope(raw)
     if not verify(header.public_key, _CONTEXT + raw[:-_SEAL_BYTES], raw[-_SIGNATURE_BYTES:]):
         raise RecordError("the record's signature is not by the key it names")
-    return Record(
-        kind=header.kind,
-        swarm=header.swarm,
-        public_key=header.public_key,
-        peer_id=header.peer_id,
-        seq=header.seq,
-        ttl=header.ttl,
-        body=BODIES[CODES[header.kind]].parse(packed_body),
-        raw=raw,
-    )
+    return _to_record(raw, header, packed_body)
 
 
 def peek(raw: bytes) -> Header:
@@ -102,14 +133,40 @@ def peek(raw: bytes) -> Header:
     return _parse_envelope(raw)[0]
 
 
+def _to_record(raw: bytes, header: Header, packed_body: object) -> Record:
+    return Record(
+        kind=header.kind,
+        swarm=header.swarm,
+        public_key=header.public_key,
+        peer_id=header.peer_id,
+        seq=header.seq,
+        ttl=header.ttl,
+        packed=packed_body,
+        raw=raw,
+    )
+
+
+def _sealed_with(kind: Kind, swarm: bytes, public_key: bytes, seq: int) -> bytes:
+    """What a hidden body is bound to."""
+    return _pack([CODES[kind], swarm, public_key, seq])
+
+
+def _pack(value: object) -> bytes:
+    # Half the digits of a float are more than anybody measures.
+    return cast(bytes, msgpack.packb(value, use_single_float=True))
+
+
+def _unpack(packed: bytes) -> object:
+    try:
+        return cast(object, msgpack.unpackb(packed, max_map_len=0, max_ext_len=0))
+    except (ValueError, msgpack.UnpackException) as error:
+        raise RecordError(f"a record is not msgpack: {error}") from error
+
+
 def _parse_envelope(raw: bytes) -> tuple[Header, object]:
     if len(raw) > MAX_RECORD_BYTES:
         raise RecordError(f"a record of {len(raw)} bytes is over the limit of {MAX_RECORD_BYTES}")
-    try:
-        envelope = msgpack.unpackb(raw, max_map_len=0, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise RecordError(f"a record is not msgpack: {error}") from error
-    fields = Fields(envelope, 8)
+    fields = Fields(_unpack(raw), 8)
     if (version := fields.count()) != _VERSION:
         raise RecordError(f"a record has version {version}, this peer knows {_VERSION}: update the older one")
     if (code := fields.count()) not in BODIES:

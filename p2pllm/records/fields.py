@@ -31,10 +31,10 @@ class Fields:
             raise RecordError(f"a record has something else where at most {limit} items belong")
         return value
 
-    def octets(self, length: int) -> bytes:
-        """Exactly ``length`` bytes."""
+    def octets(self, length: int, *, empty: bool = False) -> bytes:
+        """Exactly ``length`` bytes, or none if it may be ``empty``."""
         value = self.next()
-        if not isinstance(value, bytes) or len(value) != length:
+        if not isinstance(value, bytes) or not (len(value) == length or (empty and not value)):
             raise RecordError(f"a record has something else where {length} bytes belong")
         return value
 
@@ -55,12 +55,12 @@ class Fields:
             raise RecordError(f"a record has something else where a whole number up to {limit} belongs")
         return value
 
-    def number(self, limit: float = math.inf) -> float:
-        """A finite number from 0 to ``limit``."""
+    def number(self, limit: float = math.inf, *, lowest: float = 0.0) -> float:
+        """A finite number from ``lowest`` to ``limit``."""
         value = self.next()
-        if not isinstance(value, float) or not math.isfinite(value) or not 0 <= value <= limit:
+        if not isinstance(value, float) or not math.isfinite(value) or not lowest <= value <= limit:
             raise RecordError(
-                f"a record has something else where a finite number from 0 to {limit:g} belongs"
+                f"a record has something else where a finite number from {lowest:g} to {limit:g} belongs"
             )
         return value
 

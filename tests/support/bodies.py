@@ -14,14 +14,22 @@ PEER = PeerBody(
     addresses=(("127.0.0.1", 7600),),
     region="eu",
     hardware="cpu",
+    certificate=bytes(32),
     memory_bytes=2**30,
     flops=1e11,
     bandwidth=1e10,
-    capacity=30,
+    capacity=(30, 28, 28, 26),
+    kv_bytes=2**28,
+    layer_s=0.001,
+    head_s=0.002,
     dtype="float32",
     quantization="none",
     software="0.1.0",
     leaving=False,
+    paused=False,
+    pinned=False,
+    replans=0,
+    force=False,
 )
 METRICS = MetricsBody(
     spans=(Span(0, 10, "ready"),),
@@ -33,6 +41,7 @@ METRICS = MetricsBody(
     waiting=0,
     free_kv_blocks=100,
     memory_used=2**20,
+    upload=0.0,
     rho=(),
 )
 
