@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.insert(0, "up")
     options = make_parser().parse_args(arguments)
     commands = {"up": _up, "demo": _demo, "chat": _chat, "status": _status, "plan": _plan, "bench": _bench}
+    commands |= dict.fromkeys(("replan", "leave", "pause", "resume"), _operate)
     try:
         return commands[options.command](options)
     except KeyboardInterrupt:
@@ -139,7 +140,16 @@ def _chat(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from p2pllm.terminal import show_status
 
-    return _run(show_status(options.api, as_json=options.json))
+    return _run(
+        show_status(options.api, as_json=options.json, as_cluster=options.cluster, watch=options.watch)
+    )
+
+
+def _operate(options: argparse.Namespace) -> int:
+    from p2pllm.terminal import operate
+
+    force = options.command == "replan" and options.force
+    return _run(operate(options.api, options.command, force=force))
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -149,8 +159,18 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from p2pllm.bench import bench_scheduling
+    from p2pllm.bench import bench_dht, bench_scheduling
 
+    if options.what == "dht":
+        return bench_dht(
+            as_json=options.json,
+            peers=options.peers,
+            scenarios=options.scenarios,
+            seconds=options.seconds,
+            processes=options.processes,
+            encrypted=not options.insecure_links,
+            seed=options.seed,
+        )
     return bench_scheduling(
         as_json=options.json,
         plot=options.plot,

@@ -11,6 +11,7 @@ from p2pllm.errors import UsageError
 
 __all__ = [
     "API_PORT",
+    "EVERYWHERE",
     "INTERRUPTED",
     "LINK_PORT",
     "PORT_TRIES",
@@ -23,12 +24,17 @@ __all__ = [
     "parse_addresses",
     "parse_hosts",
     "parse_layers",
+    "parse_listen",
     "parse_region",
+    "parse_seconds",
     "parse_size",
 ]
 
 Address = tuple[str, int]
 """Host (name, IPv4 or IPv6 without brackets) and port."""
+
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  peers on other machines must reach it
+"""What one listens on to listen on all addresses, IPv4 and IPv6."""
 
 API_PORT = 8000
 """Default port of the HTTP API."""
@@ -44,6 +50,7 @@ PORT_TRIES = 100
 
 MAX_HOST = 255
 MAX_SIZE = 2**60
+MAX_SECONDS = 86400
 MAX_REGION = 64
 """Bytes in the name of a region."""
 
@@ -70,12 +77,15 @@ class PeerConfig:
     bootstrap: tuple[Address, ...] = ()
     new_swarm: bool = False
     region: str = "default"
-    host: str = "0.0.0.0"  # noqa: S104  peers on other machines must reach it
+    host: tuple[str, ...] = EVERYWHERE
     port: int | None = None
     advertise: tuple[str, ...] = ()
     api_host: str = "127.0.0.1"
     api_port: int | None = None
     api_open: bool = False
+    swarm_key_file: Path | None = None
+    insecure_links: bool = False
+    grace: float = 30.0
     memory: int | None = None
     layers: tuple[int, int] | None = None
     device: str | None = None
@@ -124,6 +134,24 @@ def parse_hosts(text: str) -> tuple[str, ...]:
                 f"{host!r} is not a host: write a name or an address, with :port where it differs"
             )
     return hosts
+
+
+def parse_listen(text: str) -> tuple[str, ...]:
+    """Comma-separated addresses to listen on, one of each family at most. Raises UsageError."""
+    hosts = tuple(part.strip().removeprefix("[").removesuffix("]") for part in text.split(","))
+    families = [":" in host for host in hosts]
+    if len(set(families)) < len(families) or not all(
+        1 <= len(host) <= MAX_HOST and host.isprintable() for host in hosts
+    ):
+        raise UsageError(f"{text!r} is nothing to listen on: write an IPv4 address, an IPv6 address, or both")
+    return hosts
+
+
+def parse_seconds(text: str) -> float:
+    """A number of seconds up to a day. Raises UsageError."""
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) > MAX_SECONDS:
+        raise UsageError(f"{text!r} is no number of seconds up to {MAX_SECONDS}")
+    return float(text)
 
 
 def parse_layers(text: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """``p2pllm demo``: a whole swarm of OS processes on this machine, to chat with or to answer one prompt.
 
-Nothing here is special to the demo's peers: each is ``python -m p2pllm --bootstrap … --layers …`` as anybody
-runs it. The layers are dealt out by measured speed with the water-filling of Phase 1 (Eq 4).
+Nothing here is special to the demo's peers: each is ``python -m p2pllm --bootstrap … --memory …`` as anybody
+runs it. They offer so little memory that it takes all of them to hold the model, and place themselves.
 """
 
 from __future__ import annotations
@@ -14,25 +14,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Barrier
 
-import numpy as np
-import numpy.typing as npt
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 import p2pllm
 from p2pllm.children import Child, Children
 from p2pllm.config import INTERRUPTED
-from p2pllm.errors import P2PLLMError, UsageError
-from p2pllm.execution import Checkpoint, open_checkpoint
-from p2pllm.scheduling import fill
+from p2pllm.errors import ModelError, P2PLLMError, UsageError
+from p2pllm.execution import choose_device, default_dtype, open_checkpoint
+from p2pllm.machine import model_size
+from p2pllm.scheduling import WORKSPACE_BYTES, Budget, Capacity, ModelSize
 from p2pllm.serving import (
     ApiClient,
     Figures,
@@ -43,14 +39,13 @@ from p2pllm.serving import (
     print_swarm,
 )
 
-__all__ = ["Demo", "deal_layers", "measure_shares", "run_demo"]
+__all__ = ["Demo", "run_demo", "share_of_memory"]
 
 LOOPBACK = "127.0.0.1"
 REGIONS = ("eu", "us", "asia", "africa", "oceania")
 START_DEADLINE_S = 120.0
 READY_POLL_S = 0.1
-SHARE_BYTES = 32 * 2**20
-SHARE_S = 0.5
+STEP_BYTES = 2**20
 BOOTSTRAP_SCRIPT = Path(p2pllm.__file__).parent.parent / "bootstrap" / "bootstrap.py"
 
 
@@ -120,42 +115,35 @@ def _options(demo: Demo) -> dict[str, object]:
     return {"max_tokens": demo.max_tokens, "temperature": demo.temperature, "seed": demo.seed}
 
 
-def deal_layers(
-    layers: int, speeds: Sequence[float], *, layer_bytes: int, head_bytes: int
-) -> list[tuple[int, int]]:
-    """Slices ``[start, end)`` of peers with these speeds (any common unit), in order.
-
-    Decode streams every weight once a token, so the LM head counts as as many layers as it has bytes.
+def share_of_memory(size: ModelSize, peers: int) -> int:
+    """Bytes that each of ``peers`` equal peers must offer so that together, and no fewer, they hold the
+    model. Raises ModelError if the model has too few layers to go round.
     """
-    counts = fill(layers, [layers] * len(speeds), speeds, head_layers=head_bytes / layer_bytes)
-    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return list(zip([0, *ends], ends, strict=False))
+    if peers > size.layers:
+        raise ModelError(f"{peers} peers cannot share {size.layers} layers: pass --peers {size.layers}")
+    budget, low, high = Budget(), 0, 2 * WORKSPACE_BYTES + 4 * size.weights(0, size.layers)
+    while not _hold(budget.capacity(size, high), size.layers, peers):
+        high *= 2
+    while high - low > STEP_BYTES:
+        middle = (low + high) // 2
+        if _hold(budget.capacity(size, middle), size.layers, peers):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
-def measure_shares(peers: int) -> list[float]:
-    """Bytes per second of memory that each of ``peers`` readers gets while all of them read."""
-    blocks = [np.ones(SHARE_BYTES // 4, dtype=np.float32) for _ in range(peers)]
-    together = Barrier(peers)
-
-    def read(block: npt.NDArray[np.float32]) -> float:
-        together.wait()
-        began, rounds, spent = time.perf_counter(), 0, 0.0
-        while spent < SHARE_S:
-            block.sum()
-            rounds, spent = rounds + 1, time.perf_counter() - began
-        return rounds * SHARE_BYTES / spent
-
-    with ThreadPoolExecutor(peers) as pool:
-        return list(pool.map(read, blocks))
+def _memory(size: ModelSize, peers: int) -> int:
+    """What each peer offers: room to place layers by speed, but not so much that one peer less would do."""
+    return (share_of_memory(size, peers) + share_of_memory(size, max(1, peers - 1))) // 2
 
 
-def _deal(demo: Demo, checkpoint: Checkpoint) -> list[tuple[int, int]]:
-    return deal_layers(
-        checkpoint.layers,
-        measure_shares(demo.peers),
-        layer_bytes=checkpoint.layer_bytes("float32"),
-        head_bytes=checkpoint.head_bytes("float32"),
-    )
+def _hold(capacity: Capacity, layers: int, peers: int) -> bool:
+    """Whether so many equal peers can form one pipeline."""
+    if peers == 1:
+        return capacity.both >= layers
+    ends = min(capacity.first, capacity.last)
+    return ends > 0 and capacity.first + capacity.last + (peers - 2) * capacity.middle >= layers
 
 
 async def _start(demo: Demo, folder: Path, children: Children, console: Console) -> str:
@@ -164,29 +152,24 @@ async def _start(demo: Demo, folder: Path, children: Children, console: Console)
     with Progress(*columns, console=console, transient=True) as progress:
         step = progress.add_task("reading the model", total=None)
         checkpoint = await asyncio.to_thread(open_checkpoint, demo.model)
-        progress.update(step, description=f"measuring {demo.peers} peers' share of this machine")
-        slices = await asyncio.to_thread(_deal, demo, checkpoint)
+        dtype = demo.dtype or default_dtype(choose_device(None))
+        memory = _memory(model_size(checkpoint, dtype), demo.peers)
         progress.update(step, description="starting the bootstrap node")
         bootstrap = await _start_bootstrap(folder, children)
         progress.update(step, description="starting the peers")
-        bars = [
-            progress.add_task(f"peer {number + 1}  layers {a}:{b}", total=None)
-            for number, (a, b) in enumerate(slices)
-        ]
+        bars = [progress.add_task(f"peer {number + 1}", total=None) for number in range(demo.peers)]
         peers = [
             await children.start(
                 f"peer {number + 1}",
-                _peer_command(demo, number, slices[number], bootstrap, folder),
-                on_event=partial(_show, progress, bars[number]),
+                _peer_command(demo, number, memory, bootstrap, folder),
+                on_event=partial(_show, progress, bars[number], number + 1),
             )
             for number in range(demo.peers)
         ]
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 urls = [str((await peer.event("api_listening"))["url"]) for peer in peers]
-                for peer in peers:
-                    await peer.event("ready")
-                progress.update(step, description="waiting for the peers to find each other")
+                progress.update(step, description="the peers find each other and place their layers")
                 await _wait_until_ready(urls[0], peers)
         except TimeoutError:
             raise P2PLLMError(
@@ -195,10 +178,13 @@ async def _start(demo: Demo, folder: Path, children: Children, console: Console)
     return urls[0]
 
 
-def _show(progress: Progress, bar: TaskID, event: dict[str, object]) -> None:
-    if event.get("event") == "loading_progress":
-        progress.update(bar, completed=float(str(event["share"])), total=1.0)
-    elif event.get("event") == "ready":
+def _show(progress: Progress, bar: TaskID, number: int, event: dict[str, object]) -> None:
+    name = event.get("event")
+    if name == "loading":
+        progress.update(bar, description=f"peer {number}  layers {event['layers']}", completed=0.0, total=1.0)
+    elif name == "loading_progress":
+        progress.update(bar, completed=float(str(event["share"])))
+    elif name == "ready":
         progress.update(bar, completed=1.0, total=1.0)
 
 
@@ -221,15 +207,12 @@ async def _start_bootstrap(folder: Path, children: Children) -> str:
     return (await child.line("listening on ")).removeprefix("listening on ")
 
 
-def _peer_command(
-    demo: Demo, number: int, layers: tuple[int, int], bootstrap: str, folder: Path
-) -> list[str]:
+def _peer_command(demo: Demo, number: int, memory: int, bootstrap: str, folder: Path) -> list[str]:
     threads = demo.threads or max(1, (os.cpu_count() or 1) // demo.peers)
     command = [sys.executable, "-m", "p2pllm", "up", "--headless", "--log-json", "--bootstrap", bootstrap]
     command += ["--until-eof"]
     command += ["--host", LOOPBACK, "--port", "0", "--api-port", "0", "--model", demo.model]
-    command += ["--layers", f"{layers[0]}:{layers[1]}", "--threads", str(threads)]
-    command += ["--memory", str(psutil.virtual_memory().available * 9 // 10 // demo.peers)]
+    command += ["--memory", str(memory), "--threads", str(threads)]
     command += ["--region", _region(number, demo), "--data-dir", str(folder / "peers")]
     return command + (["--dtype", demo.dtype] if demo.dtype else []) + (["--debug"] if demo.debug else [])
 

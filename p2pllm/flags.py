@@ -10,26 +10,30 @@ from typing import Any
 from p2pllm import __version__
 from p2pllm.config import (
     API_PORT,
+    EVERYWHERE,
     LINK_PORT,
     default_data_dir,
     parse_addresses,
     parse_hosts,
     parse_layers,
+    parse_listen,
     parse_region,
+    parse_seconds,
     parse_size,
 )
 from p2pllm.errors import UsageError
 
 __all__ = ["COMMANDS", "make_parser"]
 
-COMMANDS = ("up", "demo", "chat", "status", "plan", "bench")
+COMMANDS = ("up", "demo", "chat", "status", "replan", "leave", "pause", "resume", "plan", "bench")
+DHT_SCENARIOS = ("healthy", "idle", "killed25", "loss1", "loss5", "hostile10")
 MAX_THREADS = 1024
 DEFAULT_API = f"http://127.0.0.1:{API_PORT}"
 
 EPILOG = f"""\
 examples:
   python -m p2pllm                                          start a new swarm with the embedded model
-  python -m p2pllm --bootstrap 192.0.2.1:{LINK_PORT} --layers 0:16   join one and serve its first 16 layers
+  python -m p2pllm --bootstrap 192.0.2.1:{LINK_PORT}              join one: serve what it needs most
   python -m p2pllm demo "Why is the sky blue?"              a whole swarm on this machine, one answer
   python -m p2pllm status                                   who serves what
   python -m p2pllm plan CLUSTER.json                        who would serve what, from a description
@@ -63,6 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_chat(commands)
     _add_status(commands)
+    _add_operator_commands(commands)
     _add_plan(commands)
     _add_bench(commands)
     return parser
@@ -155,7 +160,13 @@ def _add_up(commands: Any) -> None:
         default="default",
         help="name of the place; peers near each other share it",
     )
-    parser.add_argument("--host", default="0.0.0.0", help="address for links (TCP) and the DHT (UDP)")  # noqa: S104
+    parser.add_argument(
+        "--host",
+        type=_typed(parse_listen),
+        default=EVERYWHERE,
+        metavar="A[,A]",
+        help="addresses for links (TCP) and the DHT (UDP), IPv4, IPv6 or both; default: all",
+    )
     parser.add_argument(
         "--port", type=_typed(_port), help=f"port for both; default: the first free one from {LINK_PORT} on"
     )
@@ -176,6 +187,24 @@ def _add_up(commands: Any) -> None:
         "--api-open", action="store_true", help="allow an --api-host that other machines can reach"
     )
     parser.add_argument(
+        "--swarm-key-file",
+        type=Path,
+        metavar="FILE",
+        help="make the swarm private: only peers with the same key find it, read it, or link with it",
+    )
+    parser.add_argument(
+        "--insecure-links",
+        action="store_true",
+        help="links without encryption, for tests on loopback; all peers of a swarm alike",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_typed(parse_seconds),
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a peer that leaves or moves waits for its sessions to end",
+    )
+    parser.add_argument(
         "--memory",
         type=_typed(parse_size),
         metavar="SIZE",
@@ -185,7 +214,8 @@ def _add_up(commands: Any) -> None:
         "--layers",
         type=_typed(parse_layers),
         metavar="A:B",
-        help="decoder layers to serve, the end not included; default: the whole model",
+        help="decoder layers to serve whatever others do, the end not included; default: what the swarm's "
+        "leader gives this peer",
     )
     parser.add_argument("--device", help="cpu, mps, cuda, cuda:1, …; default: the best one")
     parser.add_argument("--headless", action="store_true", help="no chat, even on a terminal")
@@ -241,6 +271,41 @@ def _add_status(commands: Any) -> None:
     )
     parser.add_argument("--api", default=DEFAULT_API, metavar="URL", help="of the peer's API")
     parser.add_argument("--json", action="store_true", help="everything the peer knows, as JSON")
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="the swarm as a CLUSTER.json, to see with the command plan what a new placement would be",
+    )
+    parser.add_argument("--watch", action="store_true", help="show it again each second, until Ctrl-C")
+
+
+def _add_operator_commands(commands: Any) -> None:
+    for name, summary, detail in (
+        (
+            "replan",
+            "have the swarm place its layers anew",
+            "Ask the swarm's leader for a new placement, through a peer on this machine.",
+        ),
+        (
+            "leave",
+            "have a peer leave without a gap",
+            "Have a peer on this machine hand its layers over, finish its sessions, and end.",
+        ),
+        (
+            "pause",
+            "have a peer hand over its layers and stay",
+            "Have a peer on this machine give its layers to others; it stays an entry to the swarm.",
+        ),
+        ("resume", "end a pause", "Have a paused peer on this machine take layers again."),
+    ):
+        parser = _command(commands, name, summary, detail)
+        parser.add_argument("--api", default=DEFAULT_API, metavar="URL", help="of the peer's API")
+        if name == "replan":
+            parser.add_argument(
+                "--force",
+                action="store_true",
+                help="also make moves that interrupt the service, as when two full peers swap layers",
+            )
 
 
 def _add_plan(commands: Any) -> None:
@@ -267,10 +332,20 @@ def _add_bench(commands: Any) -> None:
         commands,
         "bench",
         "measure this program on this machine",
-        "Measure one part of p2pllm. scheduling: how long both phases take for swarms of 4 to 4096 peers; "
-        "takes some 10 minutes.",
+        "Measure one part of p2pllm: see the --help of each.",
     )
-    parser.add_argument("what", choices=("scheduling",), help="what to measure")
+    parts = parser.add_subparsers(dest="what", metavar="WHAT", title="what to measure", required=True)
+    _add_bench_scheduling(parts)
+    _add_bench_dht(parts)
+
+
+def _add_bench_scheduling(parts: Any) -> None:
+    parser = _command(
+        parts,
+        "scheduling",
+        "how long both phases take",
+        "Measure how long both phases take for swarms of 4 to 4096 peers; takes some 10 minutes.",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
     parser.add_argument(
         "--plot",
@@ -285,3 +360,40 @@ def _add_bench(commands: Any) -> None:
         "--quick", action="store_true", help="few fleets of few types: rough figures in a minute"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random fleets")
+
+
+def _add_bench_dht(parts: Any) -> None:
+    parser = _command(
+        parts,
+        "dht",
+        "how fast peers hear of each other, and what that costs",
+        "Run a swarm of peers without a model on loopback, and measure how old what they know of each other "
+        "is, how long news take, and what all that costs each of them. Scenarios: healthy (it serves), idle, "
+        "killed25 (a quarter killed at once), loss1 and loss5 (so many per cent of the datagrams lost), "
+        "hostile10 (one node in ten lies).",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
+    parser.add_argument("--peers", type=_typed(_positive), default=64, metavar="N", help="of each swarm")
+    parser.add_argument(
+        "--scenarios",
+        type=_typed(_scenarios),
+        default=DHT_SCENARIOS,
+        metavar="S[,S]",
+        help="one after the other; default: all",
+    )
+    parser.add_argument(
+        "--seconds", type=_typed(parse_seconds), default=20.0, metavar="S", help="how long to watch each"
+    )
+    parser.add_argument(
+        "--processes", type=_typed(_positive), default=2, metavar="P", help="that share the peers"
+    )
+    parser.add_argument("--insecure-links", action="store_true", help="links without encryption")
+    parser.add_argument("--seed", type=int, default=0, help="of who the peers are, and of what befalls them")
+
+
+def _scenarios(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in DHT_SCENARIOS:
+            raise UsageError(f"{name!r} is no scenario: choose from {', '.join(DHT_SCENARIOS)}")
+    return names

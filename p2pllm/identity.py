@@ -10,12 +10,14 @@ import contextlib
 import hashlib
 import itertools
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import structlog
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -27,6 +29,8 @@ PeerId = str
 """40 lowercase hexadecimal digits: the SHA-1 of the peer's public key."""
 
 _SEED_BYTES = 32
+
+log = structlog.get_logger()
 
 
 class Identity:
@@ -77,19 +81,27 @@ def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
 
 
 class HeldIdentity:
-    """An identity file that this process holds locked until ``close`` (or the end of a ``with`` block)."""
+    """An identity file that this process holds locked until ``close`` (or the end of a ``with`` block).
 
-    def __init__(self, identity: Identity, data_dir: Path, descriptor: int) -> None:
+    ``path`` is its key file, ``identity-N.key``.
+    """
+
+    def __init__(self, identity: Identity, path: Path, descriptor: int) -> None:
         self.identity = identity
-        self._data_dir = data_dir
+        self.path = path
         self._descriptor: int | None = descriptor
+
+    @property
+    def state_path(self) -> Path:
+        """Where to keep what belongs to this identity: ``identity-N.json``, beside the key."""
+        return self.path.with_suffix(".json")
 
     @property
     def local_peers(self) -> int:
         """How many identities of the data directory are held right now, this one included."""
         held = 0
-        with _directory_lock(self._data_dir):
-            for path in self._data_dir.glob("identity-*.key"):
+        with _directory_lock(self.path.parent):
+            for path in self.path.parent.glob("identity-*.key"):
                 descriptor = os.open(path, os.O_RDWR)
                 try:
                     held += not _try_lock(descriptor)
@@ -100,6 +112,8 @@ class HeldIdentity:
     def close(self) -> None:
         """Let another process take this identity."""
         if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                _holder_file(self.path).unlink()
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -112,10 +126,13 @@ class HeldIdentity:
         self.close()
 
 
-def hold_identity(data_dir: Path) -> HeldIdentity:
+def hold_identity(data_dir: Path, *, alone: bool = False) -> HeldIdentity:
     """Take the first identity under ``data_dir`` that no other process holds; created when there is none.
 
-    Raises UsageError if the directory cannot be written or a key file is not one of ours.
+    With ``alone`` only the very first will do. Key files that others could read are closed to them.
+
+    Raises UsageError if the directory cannot be written, a key file is not one of ours, or the identity that
+    is wanted ``alone`` is held by another process, which the message names.
     """
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,8 +143,16 @@ def hold_identity(data_dir: Path) -> HeldIdentity:
                 if _try_lock(descriptor):
                     break
                 os.close(descriptor)
+                if alone:
+                    raise UsageError(
+                        f"the identity in {data_dir} is in use by {_holder(path)}: stop that one, or choose "
+                        "another --data-dir"
+                    )
             try:
-                return HeldIdentity(_read_or_create(path, descriptor), data_dir, descriptor)
+                _close_to_others(path, descriptor)
+                identity = _read_or_create(path, descriptor)
+                _holder_file(path).write_text(f"{os.getpid()}\n")
+                return HeldIdentity(identity, path, descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -148,6 +173,17 @@ def _read_or_create(path: Path, descriptor: int) -> Identity:
     return Identity.from_seed(seed)
 
 
+def _holder_file(path: Path) -> Path:
+    """Where the holder of the key file ``path`` leaves its pid for messages; it is the lock that counts."""
+    return path.with_suffix(".pid")
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return f"process {int(_holder_file(path).read_text())}"
+    return "another process"
+
+
 @contextlib.contextmanager
 def _directory_lock(data_dir: Path) -> Iterator[None]:
     """Serialise those who probe the locks, or one peer's count would look like a held identity to another."""
@@ -162,6 +198,9 @@ def _directory_lock(data_dir: Path) -> Iterator[None]:
 # The lock belongs to the open file, so the system releases it however the process ends.
 if sys.platform == "win32":
     import msvcrt
+
+    def _close_to_others(path: Path, descriptor: int) -> None:
+        """The directory's access list decides who reads what is in it."""
 
     # Locks are mandatory there: a byte far behind the key leaves the key itself readable.
     _LOCK_OFFSET = 1 << 20
@@ -182,6 +221,13 @@ if sys.platform == "win32":
 
 else:
     import fcntl
+
+    def _close_to_others(path: Path, descriptor: int) -> None:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            log.warning("identity_was_open_to_others", path=str(path), mode=f"{mode:04o}")
+            with contextlib.suppress(OSError):  # some file systems know no modes
+                os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR)
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

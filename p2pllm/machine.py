@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2pllm.config import PeerConfig
-from p2pllm.execution import Checkpoint, choose_device, default_dtype, default_threads, probe
-from p2pllm.scheduling import ModelSize
+from p2pllm.execution import DTYPES, Checkpoint, choose_device, default_dtype, default_threads, probe
+from p2pllm.scheduling import Budget, ModelSize, Offer, PeerId, Request, Roofline
 
-__all__ = ["Machine", "model_size", "survey"]
+__all__ = ["Machine", "model_size", "offer", "survey"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +53,19 @@ def model_size(checkpoint: Checkpoint, dtype: str) -> ModelSize:
         head_bytes=checkpoint.head_bytes(dtype),
         kv_bytes_per_token_layer=checkpoint.kv_bytes(dtype),
         tied=checkpoint.tied,
+    )
+
+
+def offer(peer: PeerId, region: str, machine: Machine, size: ModelSize) -> Offer:
+    """What a peer brings to a placement: room by its memory, speed by the roofline of its hardware."""
+    budget, roofline, request = Budget(), Roofline(machine.flops, machine.bandwidth), Request()
+    item = DTYPES[machine.dtype]
+    return Offer(
+        peer,
+        region,
+        budget.capacity(size, machine.memory_bytes),
+        layer_s=roofline.layer_s(size.layer_bytes, size.layer_bytes / item, request, "mix"),
+        head_s=roofline.head_s(size.head_bytes, size.head_bytes / item, request, "mix"),
+        kv_bytes=budget.kv_bytes(size, machine.memory_bytes),
+        flops=machine.flops,
     )

@@ -9,44 +9,55 @@ import asyncio
 import random
 import shlex
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any
 
-import psutil
 import structlog
-from aiohttp import web
 
-from p2pllm import __version__, transport
+from p2pllm import transport
 from p2pllm.addresses import Listening, advertised, is_loopback
-from p2pllm.config import API_PORT, LINK_PORT, PORT_TRIES, Address, PeerConfig, format_addresses
+from p2pllm.config import Address, PeerConfig, format_addresses
 from p2pllm.dht import DhtNode
-from p2pllm.errors import LinkError, NoRouteError, PortTakenError, UsageError
-from p2pllm.execution import ChatTokenizer, Checkpoint, Executor, open_checkpoint
-from p2pllm.identity import Identity, hold_identity
-from p2pllm.machine import Machine, model_size, survey
-from p2pllm.records import MetricsBody, PeerBody, Span, SpanState, SwarmBody, swarm_id
-from p2pllm.scheduling import Chain, Fit, ModelSize, PeerId, capacity, fit_slice, uncovered
-from p2pllm.serving import Api, Completer, Generator, Network, Router, Stages, chain_json, swarm_json
-from p2pllm.swarm import Membership, Prober, Publisher, View
+from p2pllm.errors import LinkError, UsageError
+from p2pllm.execution import DTYPES, ChatTokenizer, Checkpoint, Executor, open_checkpoint
+from p2pllm.identity import HeldIdentity, hold_identity
+from p2pllm.machine import Machine, model_size, offer, survey
+from p2pllm.portrait import MAX_NAME, Portrait
+from p2pllm.ports import take_api_port, take_link_port
+from p2pllm.records import SwarmBody, SwarmKey, read_swarm_key, swarm_id
+from p2pllm.scheduling import ModelSize, PeerId, fit_slice, kv_room
+from p2pllm.serving import (
+    Allocator,
+    Api,
+    Completer,
+    Generator,
+    Network,
+    Router,
+    Stages,
+    Status,
+)
+from p2pllm.state import Remembered
+from p2pllm.swarm import Allocation, Prober, Swarm, SwarmPlan
 from p2pllm.transport import (
-    LINK_PATH,
+    Certificate,
     Failed,
+    Gossip,
     Links,
     Message,
     Opened,
     Ping,
     Pong,
-    Server,
     Token,
-    serve,
+    make_certificate,
 )
 
 __all__ = ["run_peer"]
 
 GOODBYE_S = 1.0
-MAX_NAME = 96
-"""Characters of a name in a record."""
+MOVED_CHECK_S = 10.0
+"""How often a peer looks whether its own addresses have changed."""
 
 log = structlog.get_logger()
 
@@ -57,7 +68,7 @@ async def run_peer(
     stop: asyncio.Event,
     on_listening: Callable[[Listening], None] = lambda _listening: None,
 ) -> None:
-    """Run one peer until ``stop`` is set.
+    """Run one peer until ``stop`` is set or its operator has it leave.
 
     Args:
         on_listening: told once where the peer listens (``/healthz`` of its API says when it can answer).
@@ -68,6 +79,7 @@ async def run_peer(
         raise UsageError(
             f"an API on {config.api_host} is open to all who can reach it: pass --api-open if you want that"
         )
+    secret = None if config.swarm_key_file is None else read_swarm_key(config.swarm_key_file)
     async with AsyncExitStack() as stack:
         checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
         # It reads a little of every tensor, from the hub if need be; from here on it is known.
@@ -75,15 +87,20 @@ async def run_peer(
         held = stack.enter_context(await asyncio.to_thread(hold_identity, config.data_dir))
         machine = await asyncio.to_thread(lambda: survey(config, held.local_peers))
         size = model_size(checkpoint, machine.dtype)
-        fit = fit_slice(size, machine.memory_bytes, config.layers)
+        if config.layers is not None:
+            fit_slice(size, machine.memory_bytes, config.layers)
         peer = Peer(
             config=config,
-            identity=held.identity,
+            held=held,
+            remembered=await asyncio.to_thread(Remembered.load, held.state_path),
+            certificate=None if config.insecure_links else await asyncio.to_thread(make_certificate),
+            secret=secret,
             checkpoint=checkpoint,
             machine=machine,
             size=size,
-            fit=fit,
         )
+        stack.push_async_callback(peer.close)
+        await peer.prepare()
         on_listening(await peer.listen(stack))
         await peer.serve_until(stop)
 
@@ -95,60 +112,68 @@ class Peer:
         self,
         *,
         config: PeerConfig,
-        identity: Identity,
+        held: HeldIdentity,
+        remembered: Remembered,
+        certificate: Certificate | None,
+        secret: SwarmKey | None,
         checkpoint: Checkpoint,
         machine: Machine,
         size: ModelSize,
-        fit: Fit,
     ) -> None:
+        identity = held.identity
         self._config = config
         self._own: PeerId = identity.peer_id
+        self._certificate = certificate
         self._checkpoint = checkpoint
-        self._machine = machine
-        self._capacity = capacity(size, machine.memory_bytes)
-        self._swarm = swarm_id(checkpoint.fingerprint)
-        self._state: SpanState = "loading"
-        self._leaving = False
-        self._addresses: tuple[Address, ...] = ()
+        swarm = (secret.swarm_id if secret else swarm_id)(checkpoint.fingerprint)
+        self._port = 0
         self._rng = random.Random()
+        self._told_to_leave = asyncio.Event()
 
         self._executor = Executor(
-            checkpoint,
-            fit.start,
-            fit.end,
-            dtype=machine.dtype,
-            device=machine.device,
-            threads=machine.threads,
-            kv_bytes=fit.kv_bytes,
+            checkpoint, dtype=machine.dtype, device=machine.device, threads=machine.threads
         )
-        self._view = View(self._swarm)
-        self._links = Links(identity, self._swarm, on_message=self._receive, on_down=self._peer_down)
+        mine = offer(self._own, config.region, machine, size)
+        self._allocation = Allocation(
+            self._own, checkpoint.layers, mine.capacity, pinned=config.layers, grace_s=config.grace
+        )
+        self._links = Links(
+            identity,
+            swarm,
+            certificate=certificate,
+            secret=secret,
+            on_message=self._receive,
+            on_down=self._peer_down,
+        )
         self._dht = DhtNode(identity, rng=self._rng)
         self._prober = Prober(self._links)
-        self._model = "".join(letter if letter.isprintable() else "?" for letter in checkpoint.name)[
-            :MAX_NAME
-        ]
-        model = SwarmBody(self._model, checkpoint.fingerprint, checkpoint.layers)
-        self._publisher = Publisher(
-            identity=identity,
-            dht=self._dht,
-            swarm=self._swarm,
-            view=self._view,
-            model=model,
-            describe=self._describe,
-            measure=self._measure,
-            rng=self._rng,
+        self._portrait = Portrait(
+            config=config,
+            machine=machine,
+            offer=mine,
+            certificate=certificate,
+            executor=self._executor,
+            allocation=self._allocation,
+            links=self._links,
+            rho=self._prober.estimates.published,
         )
-        self._membership = Membership(
-            own=self._own,
+        name = "".join(letter if letter.isprintable() else "?" for letter in checkpoint.name)[:MAX_NAME]
+        self._swarm = Swarm(
+            identity=identity,
+            swarm=swarm,
+            secret=secret,
             dht=self._dht,
-            swarm=self._swarm,
-            model=model,
-            view=self._view,
-            publisher=self._publisher,
-            prober=self._prober,
+            links=self._links,
+            model=SwarmBody(name, checkpoint.fingerprint, checkpoint.layers),
             bootstrap=config.bootstrap,
             new_swarm=config.new_swarm,
+            prober=self._prober,
+            describe=self._portrait.describe,
+            measure=self._portrait.measure,
+            on_plan=self._on_plan,
+            on_news=lambda: self._router.follow(),
+            remembered=remembered,
+            rng=self._rng,
         )
         self._stages = Stages(
             own=self._own,
@@ -157,96 +182,35 @@ class Peer:
             send=self._links.send,
             drain=self._links.drain,
             connect=self._connect,
-            changed=self._publisher.soon,
+            changed=self._sessions_changed,
         )
-        self._router = Router(view=self._view, layers=checkpoint.layers, own=self._own, rng=self._rng)
+        self._router = Router(view=self._swarm.view, layers=checkpoint.layers, own=self._own, rng=self._rng)
         self._generator: Generator | None = None
-        self._api = Api(
-            model=self._model,
-            swarm=self._swarm_json,
-            missing=self._missing,
-            stages=lambda chain: chain_json(chain, self._view.peers(time.monotonic())),
-            rng=self._rng,
+        status = Status(
+            model=name,
+            size=size,
+            parameters=size.layer_bytes / DTYPES[machine.dtype],
+            swarm=self._swarm,
+            router=self._router,
+            bootstrap=format_addresses(config.bootstrap),
         )
-
-    async def listen(self, stack: AsyncExitStack) -> Listening:
-        """Take the ports: links (TCP) and DHT (UDP) on the same number, then the API. Raises UsageError."""
-        config = self._config
-        server = await self._listen_links()
-        stack.push_async_callback(self._executor.close)
-        stack.push_async_callback(self._dht.close)
-        stack.push_async_callback(server.close)
-        stack.push_async_callback(self._links.close)
-        self._addresses = await asyncio.to_thread(
-            advertised, config.host, server.port, config.advertise, config.bootstrap
+        self._allocator = Allocator(
+            allocation=self._allocation,
+            executor=self._executor,
+            peers=status.peers,
+            leaderless_s=lambda: self._swarm.leadership.leaderless_s(time.monotonic()),
+            kv_room=partial(kv_room, size, machine.memory_bytes),
+            changed=self._swarm.soon,
         )
-        api = await self._listen_api()
-        stack.push_async_callback(api.close)
-        host = f"[{config.api_host}]" if ":" in config.api_host else config.api_host
-        listening = Listening(f"http://{host}:{api.port}", self._join_command())
-        log.info("api_listening", url=listening.api_url)
-        log.info(
-            "peer_listening",
-            peer=self._own,
-            addresses=format_addresses(self._addresses),
-            region=config.region,
-        )
-        if not config.bootstrap:
-            log.info("swarm_started", join_with=listening.join_command)
-        return listening
+        self._api = Api(status=status, operator=self, rng=self._rng)
 
-    def _join_command(self) -> str:
-        start, end, layers = self._executor.start, self._executor.end, self._checkpoint.layers
-        rest = f" --layers {end}:{layers}" if end < layers else f" --layers 0:{start}" if start else ""
-        model = "" if self._config.model == "embedded" else f" --model {shlex.quote(self._config.model)}"
-        return f"python -m p2pllm --bootstrap {format_addresses(self._addresses[:1])}{model}{rest}"
+    async def prepare(self) -> None:
+        """Read the tokenizer and get ready to load layers. Raises ModelError for a model that cannot be run.
 
-    async def serve_until(self, stop: asyncio.Event) -> None:
-        """Load, join, serve; leave when ``stop`` is set."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._membership.run()),
-                group.create_task(self._load_and_serve()),
-            ]
-            await stop.wait()
-            log.info("peer_leaving", peer=self._own[:8])
-            for task in tasks:
-                task.cancel()
-        self._leaving = True
-        try:
-            async with asyncio.timeout(GOODBYE_S):
-                await self._publisher.publish()
-        except TimeoutError:
-            log.warning("goodbye_not_delivered")
-
-    async def _listen_links(self) -> Server:
-        """TCP for the links and UDP for the DHT on the same port."""
-        application = web.Application()
-        application.router.add_get(LINK_PATH, self._links.accept)
-
-        async def take(port: int) -> Server:
-            server = await serve(application, self._config.host, port)
-            try:
-                await self._dht.start(self._config.host, server.port)
-            except UsageError:
-                await server.close()
-                raise
-            return server
-
-        return await _first_free(self._config.port, LINK_PORT, take)
-
-    async def _listen_api(self) -> Server:
-        async def take(port: int) -> Server:
-            return await serve(self._api.application(), self._config.api_host, port, flag="--api-port")
-
-        return await _first_free(self._config.api_port, API_PORT, take)
-
-    async def _load_and_serve(self) -> None:
-        start, end = self._executor.start, self._executor.end
-        log.info("loading", layers=f"{start}:{end}", dtype=self._machine.dtype, threads=self._machine.threads)
-        began = time.monotonic()
+        Both import a lot, which holds up the event loop; so it is over before the swarm counts on this peer.
+        """
         tokenizer = await asyncio.to_thread(ChatTokenizer, self._checkpoint)
-        await self._executor.load(_progress_log())
+        await self._executor.prepare()
         network = Network(
             own=self._own,
             send=self._links.send,
@@ -259,28 +223,141 @@ class Peer:
             router=self._router, network=network, context=self._checkpoint.context, rng=self._rng
         )
         self._api.completer = Completer(tokenizer, self._generator)
-        self._state = "ready"
-        self._publisher.soon()
-        log.info("ready", layers=f"{start}:{end}", seconds=round(time.monotonic() - began, 2))
+
+    async def close(self) -> None:
+        """Leave no thread."""
+        await self._executor.close()
+
+    async def listen(self, stack: AsyncExitStack) -> Listening:
+        """Take the ports: links (TCP) and DHT (UDP) on the same number, then the API. Raises UsageError."""
+        config = self._config
+        tls = None if self._certificate is None else self._certificate.server_context()
+        server = await take_link_port(self._links, self._dht, config.host, config.port, tls)
+        self._port = server.port
+        stack.push_async_callback(self._dht.close)
+        stack.push_async_callback(server.close)
+        stack.push_async_callback(self._links.close)
+        self._portrait.addresses = await asyncio.to_thread(self._find_addresses)
+        api = await take_api_port(self._api.application(), config.api_host, config.api_port)
+        stack.push_async_callback(api.close)
+        host = f"[{config.api_host}]" if ":" in config.api_host else config.api_host
+        listening = Listening(f"http://{host}:{api.port}", self._join_command())
+        log.info("api_listening", url=listening.api_url)
+        log.info(
+            "peer_listening",
+            peer=self._own,
+            addresses=format_addresses(self._portrait.addresses),
+            region=config.region,
+            encrypted=not config.insecure_links,
+        )
+        if not config.bootstrap:
+            log.info("swarm_started", join_with=listening.join_command)
+        return listening
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Join, serve what the swarm needs; leave when ``stop`` is set or the operator says so."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._swarm.run()),
+                group.create_task(self._serve()),
+                group.create_task(self._watch_addresses()),
+            ]
+            await _first(stop.wait(), self._told_to_leave.wait())
+            log.info("peer_leaving", grace_s=self._config.grace)
+            if not stop.is_set():
+                self.pause()
+                await _first(stop.wait(), self._allocator.empty(), asyncio.sleep(self._config.grace))
+            self._portrait.leaving = True
+            self._api.unavailable = "this peer is leaving the swarm: ask another one"
+            self._stages.accepting = False
+            self._swarm.soon()
+            await _first(self._stages.idle(), asyncio.sleep(self._config.grace))
+            for task in tasks:
+                task.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._swarm.goodbye()
+
+    async def _serve(self) -> None:
         async with asyncio.TaskGroup() as group:
             # A peer whose executor is broken must not stay in the view as a holder.
             group.create_task(self._executor.watch())
+            group.create_task(self._allocator.run())
             await self._stages.run()
+
+    async def _watch_addresses(self) -> None:
+        """Tell the swarm when this machine has moved to another network."""
+        while True:
+            await asyncio.sleep(MOVED_CHECK_S)
+            found = await asyncio.to_thread(self._find_addresses)
+            if found != self._portrait.addresses:
+                self._portrait.addresses = found
+                log.info("addresses_changed", addresses=format_addresses(found))
+                self._swarm.soon()
+
+    def _find_addresses(self) -> tuple[Address, ...]:
+        config = self._config
+        # Names are resolved once: a resolver that hangs would take a thread each time.
+        towards = self._dht.good()[:2] or config.bootstrap
+        return advertised(config.host, self._port, config.advertise, towards)
+
+    def _join_command(self) -> str:
+        config = self._config
+        model = "" if config.model == "embedded" else f" --model {shlex.quote(config.model)}"
+        key = (
+            ""
+            if config.swarm_key_file is None
+            else f" --swarm-key-file {shlex.quote(str(config.swarm_key_file))}"
+        )
+        links = " --insecure-links" if config.insecure_links else ""
+        address = format_addresses(self._portrait.addresses[:1])
+        return f"python -m p2pllm --bootstrap {address}{model}{key}{links}"
+
+    # What the operator says
+
+    def replan(self, *, force: bool) -> None:
+        """Ask the leader for a new placement, in this peer's record."""
+        self._portrait.replans += 1
+        self._portrait.force = force
+        log.info("replan_requested", force=force)
+        self._swarm.soon()
+
+    def leave(self) -> None:
+        """Hand over, finish, and end."""
+        self._told_to_leave.set()
+
+    def pause(self) -> None:
+        """Hand the layers over and hold none."""
+        self._portrait.paused = True
+        self._allocation.pause()
+        self._allocator.soon()
+        self._swarm.soon()
+
+    def resume(self) -> None:
+        """Take layers again."""
+        self._portrait.paused = False
+        self._allocation.resume()
+        self._allocator.soon()
+        self._swarm.soon()
+
+    # What others say
 
     async def _connect(self, peer: PeerId) -> None:
         """Bring up the link to a peer of the view."""
         if peer == self._own:
             return
-        state = self._view.peer(peer, time.monotonic())
+        state = self._swarm.view.peer(peer, time.monotonic())
         if state is None:
             raise LinkError(f"peer {peer[:8]} is not in the view")
-        await self._links.ensure(peer, state.body.addresses)
+        await self._links.ensure(peer, state.body.addresses, state.body.certificate)
 
     def _receive(self, sender: PeerId, message: Message) -> None:
         match message:
             case Opened() | Failed() | Token(stage=transport.ENTRY_STAGE):
                 if self._generator is not None:
                     self._generator.receive(sender, message)
+            case Gossip():
+                self._swarm.receive(sender, message)
             case Ping() | Pong():
                 pass  # the link itself answers these
             case _:
@@ -288,86 +365,25 @@ class Peer:
 
     def _peer_down(self, peer: PeerId) -> None:
         self._stages.peer_down(peer)
+        self._swarm.link_down(peer)
         if self._generator is not None:
             self._generator.peer_down(peer)
 
-    def _describe(self) -> PeerBody:
-        machine = self._machine
-        return PeerBody(
-            addresses=self._addresses,
-            region=self._config.region,
-            hardware=machine.name[:MAX_NAME],
-            memory_bytes=machine.memory_bytes,
-            flops=machine.flops,
-            bandwidth=machine.bandwidth,
-            capacity=self._capacity,
-            dtype=machine.dtype,
-            quantization="none",
-            software=__version__,
-            leaving=self._leaving,
-        )
+    def _on_plan(self, plan: SwarmPlan) -> None:
+        if self._allocation.follow(plan):
+            self._allocator.soon()
 
-    def _measure(self) -> MetricsBody:
-        stats = self._executor.stats()
-        return MetricsBody(
-            spans=(Span(self._executor.start, self._executor.end, self._state),),
-            generation=0,
-            layer_s=stats.layer_s,
-            head_s=stats.head_s,
-            wait_s=stats.wait_s,
-            running=stats.running,
-            waiting=stats.waiting,
-            free_kv_blocks=stats.kv_blocks_free,
-            memory_used=psutil.Process().memory_info().rss,
-            rho=self._prober.estimates.published(),
-        )
-
-    def _missing(self) -> tuple[tuple[int, int], ...]:
-        """Layers that nobody is ready to serve."""
-        peers = self._view.peers(time.monotonic())
-        return uncovered(self._checkpoint.layers, [holder for state in peers for holder in state.holders()])
-
-    def _swarm_json(self) -> dict[str, Any]:
-        route: Chain | None = None
-        with suppress(NoRouteError):
-            route = self._router.chain(expected_tokens=1, preview=True)
-        return swarm_json(
-            swarm=self._swarm,
-            model=self._model,
-            layers=self._checkpoint.layers,
-            own=self._own,
-            peers=self._view.peers(time.monotonic()),
-            route=route,
-            bootstrap=format_addresses(self._config.bootstrap),
-            contacts=len(self._dht.contacts()),
-            missing=self._missing(),
-        )
+    def _sessions_changed(self) -> None:
+        self._swarm.serving()
+        self._swarm.soon()
 
 
-def _progress_log() -> Callable[[int, int], None]:
-    """Logs each further eighth of the weights."""
-    logged = 0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal logged
-        eighth = 8 * done // max(total, 1)
-        if eighth > logged:
-            logged = eighth
-            log.info("loading_progress", share=eighth / 8)
-
-    return progress
-
-
-async def _first_free(given: int | None, default: int, take: Callable[[int], Awaitable[Server]]) -> Server:
-    """Take the given port, or else the first one from ``default`` on that is free. Raises UsageError."""
-    if given:
-        return await take(given)
-    # With 0 the system names a free TCP port, and each try another one: its UDP twin may be taken.
-    *first, last = [0] * PORT_TRIES if given == 0 else range(default, default + PORT_TRIES)
-    for port in first:
-        try:
-            return await take(port)
-        except PortTakenError:
-            if port:
-                log.info("port_taken", port=port, next=port + 1)
-    return await take(last)
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of these is over, and end the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

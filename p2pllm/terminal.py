@@ -8,13 +8,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
+from rich.live import Live
 
 from p2pllm.addresses import Listening
-from p2pllm.serving import ApiClient, api_client, chat_loop, make_console, print_swarm, ranges
+from p2pllm.serving import (
+    ApiClient,
+    api_client,
+    chat_loop,
+    make_console,
+    print_swarm,
+    ranges,
+    swarm_table,
+)
 
-__all__ = ["chat_beside", "chat_with", "show_status"]
+__all__ = ["chat_beside", "chat_with", "operate", "show_status"]
 
 READY_POLL_S = 0.25
+WATCH_S = 1.0
 
 
 async def chat_beside(listening: asyncio.Future[Listening], stop: asyncio.Event, log_file: Path) -> None:
@@ -41,10 +51,10 @@ async def _until_ready(client: ApiClient, console: Console, stop: asyncio.Event)
             swarm = await client.swarm()
             own = next((peer for peer in swarm["peers"] if peer["peer"] == swarm["self"]), None)
             missing = ranges(swarm["missing"])
-            loaded = own is not None and own["tau_s"] > 0
-            what = (
-                f"waiting for peers that serve layers {missing}" if loaded and missing else "loading layers"
-            )
+            loading = own is not None and any(span["state"] == "loading" for span in own["spans"])
+            what = f"waiting for peers that serve layers {missing}" if missing else "almost ready"
+            if loading or own is None:
+                what = "loading layers"
             if swarm["bootstrap"] and not swarm["contacts"]:
                 what += f"; {swarm['bootstrap']} does not answer yet, still trying"
             status.update(f"{what} (Ctrl-C leaves)")
@@ -61,13 +71,29 @@ async def chat_with(url: str) -> int:
     return 0
 
 
-async def show_status(url: str, *, as_json: bool) -> int:
+async def show_status(url: str, *, as_json: bool, as_cluster: bool, watch: bool) -> int:
     """``p2pllm status``."""
-    async with api_client(url) as client:
-        swarm = await client.swarm()
     console = make_console()
-    if as_json:
-        console.out(json.dumps(swarm))
-    else:
-        print_swarm(console, swarm)
+    async with api_client(url) as client:
+        if as_cluster:
+            console.out(json.dumps(await client.cluster(), indent=2))
+        elif as_json:
+            console.out(json.dumps(await client.swarm()))
+        elif watch:
+            with Live(console=console, auto_refresh=False) as live:
+                while True:
+                    live.update(swarm_table(console, await client.swarm()), refresh=True)
+                    await asyncio.sleep(WATCH_S)
+        else:
+            print_swarm(console, await client.swarm())
+    return 0
+
+
+async def operate(url: str, command: str, *, force: bool = False) -> int:
+    """``p2pllm replan``, ``leave``, ``pause`` and ``resume``."""
+    async with api_client(url) as client:
+        await client.operate(command, force=force)
+    make_console().out(
+        f"{command}: accepted; watch it with python -m p2pllm status --watch --api {client.url}"
+    )
     return 0

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "p2pllm"
 
-LEAVES = {"errors", "config", "identity", "records", "logs", "__init__"}
+LEAVES = {"errors", "config", "identity", "records", "logs", "state", "__init__"}
 BELOW: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
@@ -22,6 +22,8 @@ BELOW: dict[str, set[str]] = {
     "children": {"errors"},
     "identity": {"errors"},
     "machine": {"execution", "scheduling", "config"},
+    "state": {"config", "errors"},
+    "ports": {"config", "dht", "transport", "errors"},
     "records": {"errors", "identity"},
     "scheduling": {"errors"},
     "execution": {"errors"},
@@ -32,9 +34,11 @@ BELOW: dict[str, set[str]] = {
     "terminal": {"addresses", "serving"},
     "cluster": {"scheduling", "errors"},
     "plan": {"cluster", "scheduling", "errors"},
-    "bench": {"cluster", "scheduling", "errors"},
-    "demo": {"serving", "execution", "scheduling", "children"} | LEAVES,
-    "peer": {"serving", "swarm", "transport", "dht", "execution", "scheduling", "addresses", "machine"}
+    "bench": {"cluster", "scheduling", "swarm", "transport", "dht", "ports"} | LEAVES,
+    "demo": {"serving", "execution", "scheduling", "children", "machine"} | LEAVES,
+    "portrait": {"swarm", "transport", "execution", "scheduling", "machine"} | LEAVES,
+    "peer": {"serving", "swarm", "transport", "dht", "execution", "scheduling"}
+    | {"addresses", "machine", "ports", "portrait"}
     | LEAVES,
     "flags": {"config", "errors", "__init__"},
     "cli": {"addresses", "children", "peer", "demo", "terminal", "plan", "bench"}

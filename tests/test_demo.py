@@ -10,24 +10,38 @@ from pathlib import Path
 import pytest
 from support.processes import REPOSITORY
 
-from p2pllm.demo import deal_layers, measure_shares
+from p2pllm.demo import share_of_memory
 from p2pllm.errors import ModelError
+from p2pllm.scheduling import ModelSize
 
 
-def test_layers_follow_speed_and_the_head_weighs_what_it_has_in_bytes() -> None:
-    # 30 layers and a head of 8 on three equal peers: 38 / 3 = 12.67 each, 4.67 layers on the last; ties go to
-    # the earlier.
-    assert deal_layers(30, [1.0, 1.0, 1.0], layer_bytes=1, head_bytes=8) == [(0, 13), (13, 26), (26, 30)]
-    assert deal_layers(30, [2.0, 1.0], layer_bytes=1, head_bytes=0) == [(0, 20), (20, 30)]
-    assert deal_layers(5, [1.0], layer_bytes=10, head_bytes=80) == [(0, 5)]
-    with pytest.raises(ModelError, match="not every one of 3 peers"):
-        deal_layers(2, [1.0, 1.0, 1.0], layer_bytes=1, head_bytes=0)
+MIB = 2**20
+# A layer is 10 MiB with 1 MiB of KV reserve, each end 22 MiB; the workspace is 64 MiB.
+SIZE = ModelSize(
+    layers=12,
+    layer_bytes=10 * MIB,
+    embed_bytes=22 * MIB,
+    head_bytes=22 * MIB,
+    kv_bytes_per_token_layer=512,
+)
 
 
-def test_every_peer_has_a_share() -> None:
-    shares = measure_shares(3)
-    assert len(shares) == 3
-    assert min(shares) > 0
+@pytest.mark.parametrize(
+    ("peers", "layers_worth"),
+    [
+        (1, 12 + 2 + 2),  # both ends weigh as much as two layers each
+        (2, 6 + 2),
+        (3, 6),  # 4 + 6 + 4 hold more than needed, 3 + 5 + 3 would not do
+        (12, 3),  # an end needs its 2 and a layer; then six of them are enough
+    ],
+)
+def test_every_peer_offers_what_makes_all_of_them_enough(peers: int, layers_worth: int) -> None:
+    assert share_of_memory(SIZE, peers) == pytest.approx((64 + 11 * layers_worth) * MIB, abs=2 * MIB)
+
+
+def test_more_peers_than_layers_are_refused() -> None:
+    with pytest.raises(ModelError, match="--peers 12"):
+        share_of_memory(SIZE, 13)
 
 
 # Run by make ourselves, we must not pass on what it told us.

@@ -12,8 +12,32 @@ from support.bodies import SWARM, metrics_body, peer_body
 
 from p2pllm.errors import FrameError, RecordError
 from p2pllm.identity import Identity
-from p2pllm.records import Span, open_record, peek, seal
-from p2pllm.transport import Close, Failed, Hidden, Open, Opened, Ping, Renew, Token, Tokens, decode, encode
+from p2pllm.records import (
+    ClaimBody,
+    PlanBody,
+    PlanEntry,
+    Record,
+    Span,
+    SwarmBody,
+    SwarmKey,
+    open_record,
+    peek,
+    seal,
+)
+from p2pllm.transport import (
+    Close,
+    Failed,
+    Gossip,
+    Hidden,
+    Open,
+    Opened,
+    Ping,
+    Renew,
+    Token,
+    Tokens,
+    decode,
+    encode,
+)
 
 PEER = "ab" * 20
 MESSAGES = (
@@ -26,14 +50,22 @@ MESSAGES = (
     Close("s"),
     Renew("s"),
     Ping(2**63),
+    Gossip((bytes(range(200)), b"record" * 20)),
 )
 IDENTITY = Identity.from_seed(bytes(32))
+SECRET = SwarmKey(bytes(32))
 RECORDS = tuple(
-    seal(IDENTITY, body, swarm=SWARM, seq=5, ttl=30)
+    seal(IDENTITY, body, swarm=SWARM, seq=5, ttl=30, secret=secret)
     for body in (
         peer_body(addresses=(("example.org", 7600), ("2001:db8::1", 1))),
         metrics_body(spans=(Span(0, 3, "loading"), Span(3, 9, "ready")), rho=(("ab" * 8, 0.01),)),
+        ClaimBody(epoch=3, bits=2),
+        PlanBody(
+            3, 7, 0, 2, 1, 2, 0.5, False, (PlanEntry("ab" * 8, 0, 10, 1), PlanEntry("cd" * 8, 9, 30, 0))
+        ),
+        SwarmBody("model", "fingerprint", 30),
     )
+    for secret in (None, SECRET)
 )
 
 
@@ -77,12 +109,22 @@ def test_frames(rounds: int) -> None:
     fuzz(decode, tuple(map(encode, MESSAGES)), FrameError, rounds)
 
 
+def unsigned_body(raw: bytes) -> object:
+    """What a record with these bytes would say if they were signed."""
+    header = peek(raw)
+    record = Record(header.kind, header.swarm, header.public_key, header.peer_id, header.seq, header.ttl, raw)
+    return record.body()
+
+
 @pytest.mark.parametrize("rounds", [2_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_records(rounds: int) -> None:
     fuzz(peek, RECORDS, RecordError, rounds)
+    fuzz(unsigned_body, RECORDS, RecordError, rounds)
     fuzz(open_record, RECORDS, RecordError, rounds // 100)
 
 
 def test_the_seeds_are_good() -> None:
     assert tuple(decode(encode(message)) for message in MESSAGES) == MESSAGES
-    assert all(open_record(record).seq == 5 for record in RECORDS)
+    assert all(
+        open_record(record).body(secret) for record, secret in zip(RECORDS, (None, SECRET) * 5, strict=True)
+    )

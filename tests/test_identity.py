@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from p2pllm.errors import UsageError
 from p2pllm.identity import Identity, hold_identity, peer_id_of, verify
@@ -73,9 +77,33 @@ def test_the_private_key_is_readable_by_its_owner_only(tmp_path: Path) -> None:
         assert stat.S_IMODE(data_dir.stat().st_mode) & 0o077 == 0
 
 
-def test_an_identity_is_free_again_when_its_process_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_key_that_others_could_read_is_closed_to_them(tmp_path: Path, mode: int) -> None:
+    hold_identity(tmp_path).close()
+    path = tmp_path / "identity-0.key"
+    path.chmod(mode)
+    with capture_logs() as logs, hold_identity(tmp_path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [(entry["event"], entry["mode"]) for entry in logs] == [
+        ("identity_was_open_to_others", f"{mode:04o}")
+    ]
+    with capture_logs() as logs, hold_identity(tmp_path):
+        assert logs == []
+
+
+def test_what_belongs_to_an_identity_lies_beside_its_key(tmp_path: Path) -> None:
+    with hold_identity(tmp_path) as first, hold_identity(tmp_path) as second:
+        assert [held.state_path for held in (first, second)] == [
+            tmp_path / "identity-0.json",
+            tmp_path / "identity-1.json",
+        ]
+
+
+@contextlib.contextmanager
+def holder(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Another process that holds an identity, and the peer id."""
     child = subprocess.Popen(
-        [sys.executable, "-c", HOLD_AND_WAIT, str(tmp_path)],
+        [sys.executable, "-c", HOLD_AND_WAIT, str(data_dir)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -83,7 +111,15 @@ def test_an_identity_is_free_again_when_its_process_was_killed(tmp_path: Path) -
     assert child.stdin is not None
     assert child.stdout is not None
     with child.stdin, child.stdout:
-        held_there = child.stdout.readline().strip()
+        try:
+            yield child, child.stdout.readline().strip()
+        finally:
+            child.kill()
+            child.wait(10)
+
+
+def test_an_identity_is_free_again_when_its_process_was_killed(tmp_path: Path) -> None:
+    with holder(tmp_path) as (child, held_there):
         with hold_identity(tmp_path) as here:
             assert here.identity.peer_id != held_there
             assert here.local_peers == 2
@@ -92,6 +128,32 @@ def test_an_identity_is_free_again_when_its_process_was_killed(tmp_path: Path) -
         with hold_identity(tmp_path) as here:
             assert here.identity.peer_id == held_there
             assert here.local_peers == 1
+
+
+def test_who_wants_the_only_identity_is_told_which_process_has_it(tmp_path: Path) -> None:
+    with holder(tmp_path) as (child, held_there):
+        with pytest.raises(
+            UsageError, match=rf"in use by process {child.pid}: stop that one, or .* --data-dir"
+        ):
+            hold_identity(tmp_path, alone=True)
+        assert [path.name for path in tmp_path.glob("*.key")] == ["identity-0.key"]
+        child.kill()
+        child.wait(10)
+        with hold_identity(tmp_path, alone=True) as here:  # the pid of the dead process is no obstacle
+            assert here.identity.peer_id == held_there
+            with pytest.raises(UsageError, match=f"in use by process {os.getpid()}:"):
+                hold_identity(tmp_path, alone=True)
+    assert list(tmp_path.glob("*.pid")) == []
+
+
+def test_a_process_that_left_no_name_still_holds_its_identity(tmp_path: Path) -> None:
+    with hold_identity(tmp_path):
+        (tmp_path / "identity-0.pid").write_text("not a number")
+        with pytest.raises(UsageError, match="in use by another process:"):
+            hold_identity(tmp_path, alone=True)
+        (tmp_path / "identity-0.pid").unlink()
+        with pytest.raises(UsageError, match="in use by another process:"):
+            hold_identity(tmp_path, alone=True)
 
 
 def test_a_damaged_key_file_is_named_and_not_overwritten(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from p2pllm.bench.figure import check_plot, draw
 from p2pllm.bench.fleets import DIFFERENT, LAYERS
-from p2pllm.bench.scheduling import Row, Spread, all_cells, measure_all
+from p2pllm.bench.scheduling import Row, all_cells, measure_all
+from p2pllm.bench.spread import Spread
 from p2pllm.errors import UsageError
 
 __all__ = ["bench_scheduling"]

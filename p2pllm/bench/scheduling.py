@@ -11,7 +11,6 @@ import gc
 import itertools
 import math
 import random
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,10 +23,11 @@ from pathlib import Path
 import psutil
 
 from p2pllm.bench.fleets import DIFFERENT, LAYERS, TYPES, Fleet, measured, random_fleet, regional
+from p2pllm.bench.spread import Spread
 from p2pllm.errors import ModelError
 from p2pllm.scheduling import Holder, Network, Plan, Routes, place
 
-__all__ = ["Cell", "Row", "Spread", "all_cells", "measure", "measure_all"]
+__all__ = ["Cell", "Row", "all_cells", "measure", "measure_all"]
 
 PEERS = (4, 8, 16, 32, 64, 128, 256, 1024, 4096)
 REGIONS = (1, 4, 16)
@@ -43,6 +43,9 @@ WARM_UP_PEERS = 32
 MAX_DRAWS = 1000
 """Fleets drawn at most; nearly every one holds the model."""
 
+MS = 1e3
+"""In a second."""
+
 CELL_LIMIT_S = 6.0
 """No more fleets are begun after this."""
 
@@ -54,21 +57,6 @@ class Cell:
     n: int
     types: int
     regions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Milliseconds: the middle, and what 99 of 100 stay within."""
-
-    median: float
-    p99: float
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Spread:
-        """From samples in seconds."""
-        ordered = sorted(1e3 * sample for sample in samples)
-        p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
-        return cls(round(statistics.median(ordered), 4), round(p99, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +117,11 @@ def measure(cell: Cell, seed: int, *, quick: bool) -> Row:
         n=cell.n,
         types=cell.types,
         regions=cell.regions,
-        phase1_ms=Spread.of(samples.phase1),
-        phase2_ms=Spread.of(samples.phase2),
-        phase2_measured_ms=Spread.of(samples.phase2_measured) if samples.phase2_measured else None,
-        compile_ms=Spread.of(samples.compile),
-        update_ms=Spread.of(samples.update),
+        phase1_ms=Spread.of(samples.phase1, scale=MS),
+        phase2_ms=Spread.of(samples.phase2, scale=MS),
+        phase2_measured_ms=Spread.of(samples.phase2_measured, scale=MS) if samples.phase2_measured else None,
+        compile_ms=Spread.of(samples.compile, scale=MS),
+        update_ms=Spread.of(samples.update, scale=MS),
         k=widest.k,
         stages=widest.stages,
         lower_bound=widest.stages_bound,

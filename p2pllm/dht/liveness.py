@@ -1,4 +1,4 @@
-"""What this node remembers of each address: how fast it answers, whether it is silent, how often it asks.
+"""What this node remembers of each address: who proved to be there, how fast it answers, if it is silent.
 
 Sans-IO: the clock's reading is an argument. All of it is bounded, the address longest unheard of is
 forgotten first.
@@ -10,15 +10,17 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from p2pllm.dht.wire import NO_TOKEN, Address
+from p2pllm.dht.contacts import Address
+from p2pllm.dht.wire import NO_TOKEN
 
-__all__ = ["Liveness", "RateLimit"]
+__all__ = ["Liveness"]
 
 MIN_TIMEOUT_S: Final = 0.12
 MAX_TIMEOUT_S: Final = 0.5
 FIRST_SILENCE_S: Final = 8.0
 MAX_SILENCE_S: Final = 64.0
 STRIKES_TO_FORGET: Final = 3
+GREET_S: Final = 1.0
 
 _MAX_ADDRESSES = 4096
 
@@ -30,10 +32,12 @@ class _Memory:
     heard: float = float("-inf")
     strikes: int = 0
     silent_until: float = float("-inf")
+    greeted: float = float("-inf")
+    proven: bytes | None = None
 
 
 class Liveness:
-    """Round-trip times, access tokens and the negative cache, per address."""
+    """Proven ids, round-trip times, access tokens and the negative cache, per address."""
 
     def __init__(self) -> None:
         self._memories: OrderedDict[Address, _Memory] = OrderedDict()
@@ -43,6 +47,11 @@ class Liveness:
         """The token that the node there last gave us."""
         memory = self._memories.get(address)
         return memory.token if memory else NO_TOKEN
+
+    def proven(self, address: Address) -> bytes | None:
+        """The id of the node that has proved to be there, if one has."""
+        memory = self._memories.get(address)
+        return memory.proven if memory else None
 
     def timeout(self, address: Address) -> float:
         """How long to wait for one answer, in seconds; a stranger is taken to be as far as most."""
@@ -72,15 +81,34 @@ class Liveness:
         memory.rtt = _smooth(memory.rtt, rtt)
         self._typical_rtt = _smooth(self._typical_rtt, rtt)
 
+    def proved(self, address: Address, node_id: bytes) -> None:
+        """The node there has proved its id."""
+        self._memory(address).proven = node_id
+
+    def may_greet(self, address: Address, now: float) -> bool:
+        """Count one greeting, unless there was one within the last second."""
+        memory = self._memory(address)
+        if now < memory.greeted + GREET_S:
+            return False
+        memory.greeted = now
+        return True
+
     def asked(self, address: Address, now: float) -> None:
         """A request came that proves its sender is there."""
         self._alive(address, now)
 
     def missed(self, address: Address, now: float) -> None:
-        """No answer to any try: silent for 8 s, and for twice as long after each further miss."""
+        """No answer to any try: silent for 8 s, and for twice as long after each further miss.
+
+        Questions that were under way together count as one: a node that is busy for a moment is not gone.
+        """
         memory = self._memory(address)
+        if now < memory.silent_until:
+            return
         memory.silent_until = now + min(FIRST_SILENCE_S * 2.0**memory.strikes, MAX_SILENCE_S)
         memory.strikes = min(memory.strikes + 1, STRIKES_TO_FORGET)
+        if memory.strikes == STRIKES_TO_FORGET:
+            memory.proven = None  # whoever is there next has to prove it again
 
     def _alive(self, address: Address, now: float) -> _Memory:
         memory = self._memory(address)
@@ -95,25 +123,6 @@ class Liveness:
         if len(self._memories) > _MAX_ADDRESSES:
             self._memories.popitem(last=False)
         return memory
-
-
-class RateLimit:
-    """A token bucket per address: ``rate`` requests per second, ``burst`` at once."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._buckets: OrderedDict[Address, tuple[float, float]] = OrderedDict()
-
-    def allows(self, address: Address, now: float) -> bool:
-        """Count one request, unless its sender has none left."""
-        left, since = self._buckets.pop(address, (self._burst, now))
-        left = min(left + (now - since) * self._rate, self._burst)
-        allowed = left >= 1
-        self._buckets[address] = (left - allowed, now)
-        if len(self._buckets) > _MAX_ADDRESSES:
-            self._buckets.popitem(last=False)
-        return allowed
 
 
 def _smooth(average: float | None, sample: float) -> float:

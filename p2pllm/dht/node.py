@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import logging
 import random
-import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import structlog
-from kademlia.network import Server
 
-from p2pllm.dht.lookup import Lookup, Replicas, find_nearest
+from p2pllm.dht.contacts import Address, Contact, family_of, is_usable
+from p2pllm.dht.exchange import Wrap
 from p2pllm.dht.mirror import Mirror
-from p2pllm.dht.protocol import K, RegistryProtocol
-from p2pllm.dht.storage import Records
-from p2pllm.dht.table import distance
-from p2pllm.dht.wire import ID_BYTES, Address, Contact
-from p2pllm.errors import PortTakenError, UsageError
+from p2pllm.dht.overlay import Overlay
+from p2pllm.dht.pages import Digest
+from p2pllm.dht.reading import Reader
+from p2pllm.dht.sockets import bind, resolve
+from p2pllm.dht.storage import Held, Records
+from p2pllm.errors import UsageError
 from p2pllm.identity import Identity
-from p2pllm.records import Record, peek
+from p2pllm.records import Record, open_record, peek
 
 __all__ = ["DhtNode"]
 
-REPLICAS: Final = 8
-"""Nodes that keep a record."""
-
-READ_FROM: Final = 2
-"""Replicas that a read merges, others each time: one alone could hide records for good."""
-
-READ_DEADLINE_S: Final = 1.25
 RESOLVE_DEADLINE_S: Final = 2.0
-REFRESH_S: Final = 15.0
-QUIET_S: Final = 30.0
 MAX_PER_SOURCE: Final = 512
+MAX_GOOD: Final = 64
+
+_MAX_OPENED = 2048
+_MAX_ADDRESSES_OF_NAME = 8
+_MAX_ADDRESSES_OF_PEER = 8
 
 log = structlog.get_logger()
 
@@ -46,32 +41,12 @@ for _name in ("kademlia", "rpcudp"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
-class _Server(Server):  # type: ignore[misc]  # the package ships no types
-    """The package's server with our protocol in it. It opens the socket; what else it offers is not used."""
-
-    def __init__(
-        self,
-        node_id: bytes,
-        storage: Records,
-        clock: Callable[[], float],
-        on_contact: Callable[[Contact], None],
-    ) -> None:
-        super().__init__(ksize=K, node_id=node_id, storage=storage)
-        self._clock = clock
-        self._on_contact = on_contact
-
-    def _create_protocol(self) -> RegistryProtocol:
-        return RegistryProtocol(self.node, self.storage, clock=self._clock, on_contact=self._on_contact)
-
-    def refresh_table(self, interval: int = 3600) -> None:
-        """Nothing: the node keeps its table fresh itself, and owners renew their own records."""
-
-
 class DhtNode:
     """A node of the DHT.
 
-    Its place in the network is the ``identity``'s peer id; ``clock`` gives seconds, ``rng`` jitter. Keys are
-    20 bytes.
+    Its place in the network is the ``identity``'s peer id; ``clock`` gives seconds, ``rng`` jitter, and
+    ``wrap`` may put something between the node and its sockets. Keys are 20 bytes. ``open`` checks a record
+    like `open_record`, but not one that this node has seen before.
     """
 
     def __init__(
@@ -80,148 +55,136 @@ class DhtNode:
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        wrap: Wrap | None = None,
     ) -> None:
-        self._id = identity.node_id
+        self._identity = identity
         self._clock = clock
         self._rng = rng or random.Random()
-        self._records = Records(max_per_source=MAX_PER_SOURCE)
-        self._replicas = Replicas(REPLICAS)
-        self._server = _Server(self._id, self._records, clock, self._replicas.arrived)
-        self._protocol: RegistryProtocol
-        self._mirror: Mirror
-        self._refreshing: asyncio.Task[None] | None = None
+        self._wrap = wrap
+        self.open: Callable[[bytes], Record] = lru_cache(_MAX_OPENED)(open_record)
+        self._records = Records(max_per_source=MAX_PER_SOURCE, open_checked=self.open)
+        self._mirror = Mirror(self._records, clock=clock, open_checked=self.open)
+        self._overlays: list[Overlay] = []
+        self._reader = Reader((), self._mirror, self._rng)
+        self.port = 0
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen on UDP ``host:port`` (IPv4; port 0 takes a free one). UsageError if that is impossible."""
-        try:
-            await self._server.listen(port, await _resolve(host))
-        except OSError as error:
-            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error  # uvloop wraps it
-            raise (PortTakenError if cause.errno == errno.EADDRINUSE else UsageError)(
-                f"cannot listen on {host}:{port} (UDP), {cause.strerror}: choose another --host or --port"
-            ) from error
-        self._protocol = self._server.protocol
-        self._mirror = Mirror(self._protocol, self._clock)
-        self._refreshing = asyncio.create_task(self._keep_fresh())
-        log.debug("dht_listening", host=host, port=self.port)
+    async def start(self, hosts: Sequence[str], port: int) -> None:
+        """Listen on UDP on ``port`` of at most one IPv4 and one IPv6 host; port 0 takes a free one.
 
-    @property
-    def port(self) -> int:
-        """The UDP port."""
-        return int(self._server.transport.get_extra_info("sockname")[1])
+        The host ``::`` is left out where the machine has no IPv6. UsageError if that is impossible,
+        PortTakenError if another process has the port.
+        """
+        bound = await bind(hosts, port)
+        for family, one in bound.items():
+            self.port = one.getsockname()[1]
+            overlay = Overlay(
+                family, self._identity, self._records, clock=self._clock, rng=self._rng, wrap=self._wrap
+            )
+            await overlay.open(one)
+            self._overlays.append(overlay)
+        self._reader = Reader(self._overlays, self._mirror, self._rng)
+        log.debug("dht_listening", hosts=hosts, port=self.port, families=[one.name for one in bound])
 
     async def bootstrap(self, addresses: Sequence[Address]) -> int:
         """Join through known nodes, (host name or IP, port) each; how many of them answered.
 
-        A dead address costs 1 s at most, a name that does not resolve 2 s; all are tried at once. UsageError
-        if a port cannot be one.
+        Of a name every address is tried, in both families. A dead address costs 1 s at most, a name that does
+        not resolve 2 s; all are tried at once. UsageError if a port cannot be one.
         """
-        answers = await asyncio.gather(*(self._knock(address) for address in addresses))
-        answered = {contact.address for contact in answers if contact is not None and contact.id != self._id}
-        if answered:
-            await self._nearest(self._id)
-        log.debug("dht_bootstrapped", answered=len(answered), contacts=len(self.contacts()))
-        return len(answered)
+        for name, port in addresses:
+            if not 1 <= port <= 65535:
+                raise UsageError(f"{name}:{port} is not an address: a port is a number from 1 to 65535")
+        answered = await asyncio.gather(*(self._join(overlay, addresses) for overlay in self._overlays))
+        ids = set[bytes]().union(*answered)
+        log.debug("dht_bootstrapped", answered=len(ids), contacts=len(self.contacts()))
+        return len(ids)
 
     async def put(self, key: bytes, raw: bytes) -> int:
-        """Publish a signed record under its key, in place of an older one; how many replicas hold it.
+        """Publish a signed record under its key, in place of an older one; how many nodes hold it.
 
         This node keeps it too, and counts when it is one of the nearest. RecordError if the record is not
         valid.
         """
         header = peek(raw)
         kept = self._records.accept(key, raw, header.ttl, source="", now=self._clock())
-        replicas = await self._replicas_of(key)
-        stored = await asyncio.gather(
-            *(self._protocol.store(replica, key, raw, header.ttl) for replica in replicas)
-        )
-        if None in stored:
-            self._replicas.forget(key)
-        return stored.count(True) + (kept and self._is_near(key, replicas))
+        found = await asyncio.gather(*(overlay.replicas_of(key) for overlay in self._overlays))
+        targets: dict[bytes, tuple[Overlay, Contact]] = {}  # a node of both families needs it once
+        near = False
+        for overlay, replicas in zip(self._overlays, found, strict=True):
+            near = near or overlay.is_near(key, replicas)
+            for replica in replicas:
+                targets.setdefault(replica.id, (overlay, replica))
 
-    async def read(self, key: bytes) -> list[Record]:
-        """The newest live record of each (peer, kind) under ``key``, from several replicas and from here."""
-        replicas = await self._replicas_of(key)
-        waiting = iter(self._rng.sample(replicas, len(replicas)))
+        async def store(overlay: Overlay, replica: Contact) -> bool:
+            stored = await overlay.protocol.store(replica, key, raw, header.ttl)
+            if stored is None:
+                overlay.failed(key, replica)
+            return stored is True
 
-        async def read_one() -> None:
-            for replica in waiting:  # shared by the readers: who meets a dead replica takes the next
-                if await self._mirror.refresh(key, replica):
-                    return
-                self._replicas.forget(key)
+        stored = await asyncio.gather(*(store(*target) for target in targets.values()))
+        return stored.count(True) + (kept and near)
 
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READ_DEADLINE_S), asyncio.TaskGroup() as readers:
-                for _ in range(READ_FROM):
-                    readers.create_task(read_one())
-        newest: dict[tuple[str, str], Record] = {}
-        for record in [*self._records.live(key, self._clock()), *self._mirror.live(key)]:
-            slot = record.peer_id, record.kind
-            if slot not in newest or newest[slot].seq < record.seq:
-                newest[slot] = record
-        return list(newest.values())
+    async def read(self, key: bytes) -> list[Held]:
+        """The newest live record of each (peer, kind) under ``key``, with the life it has left.
 
-    def contacts(self) -> list[tuple[bytes, str, int]]:
-        """The nodes known and not silent, as (id, host, port), nearest first."""
-        router = self._protocol.router
-        return [(contact.id, *contact.address) for contact in router.nearest(self._id, len(router))]
+        Takes what is new from one replica and compares it with another, others every few times.
+        """
+        return await self._reader.read(key)
+
+    async def glance(self, key: bytes) -> list[Digest]:
+        """Which records are new under ``key``, as one replica says, and which this node stores itself.
+
+        Much cheaper than reading them; unsigned, so only good for what a lie cannot harm.
+        """
+        return await self._reader.glance(key)
+
+    def contacts(self) -> list[Contact]:
+        """The nodes known and not silent, nearest first, those of IPv4 before those of IPv6."""
+        return [contact for overlay in self._overlays for contact in overlay.contacts()]
+
+    def good(self) -> list[Address]:
+        """Addresses that have answered lately, the latest first: the best to join again through. At most
+        64.
+        """
+        heard = [
+            (overlay.protocol.liveness.heard(contact.address), contact.address)
+            for overlay in self._overlays
+            for contact in overlay.contacts()
+        ]
+        return [address for _, address in sorted(heard, reverse=True)[:MAX_GOOD]]
+
+    def moved(self, node_id: bytes, addresses: Sequence[Address]) -> None:
+        """A fresh signed record says where a node (20-byte id) is now.
+
+        If we know it elsewhere, we go and see: once it has proved to be there, that is where it is. Hosts
+        that are names are passed over.
+        """
+        numeric = [
+            address for address in addresses[:_MAX_ADDRESSES_OF_PEER] if is_usable(address[0]) and address[1]
+        ]
+        for overlay in self._overlays:
+            if own := [address for address in numeric if family_of(address[0]) == overlay.family]:
+                overlay.protocol.moved(node_id, own)
 
     async def close(self) -> None:
         """Stop. Nothing of the node runs or listens afterwards."""
-        refreshing, self._refreshing = self._refreshing, None
-        if refreshing is None:
-            return
-        refreshing.cancel()
-        await asyncio.wait([refreshing])
-        await self._protocol.close()
-        if not refreshing.cancelled():
-            refreshing.result()
+        overlays, self._overlays = self._overlays, []
+        self._reader = Reader((), self._mirror, self._rng)
+        await asyncio.gather(*(overlay.close() for overlay in overlays))
 
-    async def _knock(self, address: Address) -> Contact | None:
-        name, port = address
-        if not 1 <= port <= 65535:
-            raise UsageError(f"{name}:{port} is not an address: a port is a number from 1 to 65535")
-        try:
-            async with asyncio.timeout(RESOLVE_DEADLINE_S):
-                host = await _resolve(name)
-        except (OSError, UnicodeError):  # a TimeoutError is an OSError too
-            return None
-        return await self._protocol.ping((host, port))
-
-    async def _replicas_of(self, key: bytes) -> list[Contact]:
-        replicas = self._replicas.get(key, self._clock())
-        if replicas is None:
-            replicas = await self._nearest(key)
-            # Fewer than we know of: some are silent just now, and may be back in a moment.
-            if len(replicas) >= min(REPLICAS, len(self._protocol.router)):
-                self._replicas.found(key, replicas, self._clock())
-        return replicas
-
-    async def _nearest(self, target: bytes) -> list[Contact]:
-        lookup = Lookup(target, REPLICAS, self._protocol.router.nearest(target, K))
-        return await find_nearest(lookup, lambda contact: self._protocol.find_node(contact, target))
-
-    def _is_near(self, key: bytes, replicas: Sequence[Contact]) -> bool:
-        own = Contact(self._id, "", 0)
-        return len(replicas) < REPLICAS or distance(own, key) < distance(replicas[-1], key)
-
-    async def _keep_fresh(self) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_S * self._rng.uniform(0.75, 1.25))
-            await self._refresh()
-
-    async def _refresh(self) -> None:
-        """Look for neighbours and for strangers, and ping who has been quiet for long."""
-        await self._nearest(self._id)
-        await self._nearest(self._rng.randbytes(ID_BYTES))
-        heard, now = self._protocol.liveness.heard, self._clock()
-        quiet = [contact for contact in self._protocol.router if heard(contact.address) < now - QUIET_S]
-        await asyncio.gather(*(self._protocol.ping(contact.address) for contact in quiet[:K]))
+    async def _join(self, overlay: Overlay, addresses: Sequence[Address]) -> set[bytes]:
+        found = await asyncio.gather(*(_resolve(name, overlay) for name, _ in addresses))
+        numeric = [
+            (host, port)
+            for hosts, (_, port) in zip(found, addresses, strict=True)
+            for host in hosts[:_MAX_ADDRESSES_OF_NAME]
+        ]
+        return await overlay.join(list(dict.fromkeys(numeric)))
 
 
-async def _resolve(host: str) -> str:
-    """The first IPv4 address of a host, asked of the system off the loop."""
-    found = await asyncio.get_running_loop().getaddrinfo(
-        host, None, family=socket.AF_INET, type=socket.SOCK_DGRAM
-    )
-    return str(found[0][4][0])
+async def _resolve(name: str, overlay: Overlay) -> list[str]:
+    try:
+        async with asyncio.timeout(RESOLVE_DEADLINE_S):
+            return await resolve(name, overlay.family)
+    except TimeoutError:
+        return []

@@ -1,288 +1,239 @@
-"""One node's side of the conversation: asks others with deadlines, answers them within limits.
+"""What a node asks of others, and who gets into its table.
 
-The package's framing and hooks stay; its request path is replaced, because it matches replies by nonce
-alone, waits 5 s for each, and raises on what strangers send. Here a datagram is parsed, checked and
-answered on the spot, or it is dropped without a trace.
+Nobody is asked for anything, nor counts for anything, before he has proved his id (`hello`). What others
+reply is checked here for type and size, and is typed from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from kademlia.node import Node
-from kademlia.protocol import KademliaProtocol
 
-from p2pllm.dht.liveness import Liveness, RateLimit
+from p2pllm.dht.answers import Answers, K
+from p2pllm.dht.contacts import Address, Contact, parse_contacts
+from p2pllm.dht.exchange import Exchange, Wrap
 from p2pllm.dht.lookup import Answer
+from p2pllm.dht.pages import Digest, Part, Slot, pack_slots, parse_digests, parse_records
+from p2pllm.dht.proof import PADDING, is_proven
 from p2pllm.dht.storage import Records
 from p2pllm.dht.table import ContactTable
-from p2pllm.dht.wire import (
-    ID_BYTES,
-    TOKEN_BYTES,
-    Address,
-    Contact,
-    Reply,
-    Request,
-    encode_reply,
-    encode_request,
-    pack_contact,
-    parse,
-    parse_contact,
-)
-from p2pllm.errors import RecordError
+from p2pllm.dht.wire import Reply, Request
+from p2pllm.identity import Identity
 
-__all__ = ["Fetched", "K", "RegistryProtocol"]
+__all__ = ["RegistryProtocol"]
 
-K: Final = 20
-"""Contacts in a bucket, and in an answer to find_node."""
+FRESH_S: Final = 5.0
 
-TRIES: Final = 2
-LATE_S: Final = 2.0
-REQUESTS_PER_S: Final = 500.0
-PAGE_BYTES: Final = 1100
-
-_MAX_GREETINGS = 32
+_MAX_GREETINGS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A page as another node gave it: nothing of it has been verified.
-
-    ``items`` are (remaining life in seconds, raw record); ``instance`` changes when the node has restarted
-    and counts its versions anew.
-    """
-
-    instance: bytes
-    version: int
-    more: bool
-    items: list[tuple[float, bytes]]
-
-
-@dataclass(slots=True)
-class _Question:
-    address: Address
-    sent: float
-    reply: asyncio.Future[Reply | None]
-    forget: asyncio.TimerHandle | None = None
-
-
-class RegistryProtocol(KademliaProtocol):  # type: ignore[misc]  # the package ships no types
-    """The datagram protocol of a DhtNode.
-
-    Beware: the package's class answers any unknown public attribute with a function that sends a request.
+class RegistryProtocol(Exchange):
+    """The datagram protocol of one address family of a DhtNode. ``on_contact`` hears of who enters the
+    table.
     """
 
     def __init__(
         self,
-        source_node: Node,
+        identity: Identity,
         storage: Records,
         *,
         clock: Callable[[], float],
         on_contact: Callable[[Contact], None],
+        wrap: Wrap | None = None,
     ) -> None:
-        super().__init__(source_node, storage, K)
-        self.liveness = Liveness()
-        self.router = ContactTable(self, K, source_node, self._usable)
-        self.lost = asyncio.Event()
-        self._id: bytes = source_node.id
-        self._records = storage
-        self._clock = clock
+        source_node = Node(identity.node_id)
+        super().__init__(source_node, storage, K, clock=clock, wrap=wrap)
+        self.router = ContactTable(self, K, source_node, self.is_usable)
+        self._answers = Answers(identity, storage, self.router, clock)
         self._on_contact = on_contact
-        self._secret = os.urandom(16)
-        self._limit = RateLimit(REQUESTS_PER_S, 2 * REQUESTS_PER_S)
-        self._questions: dict[bytes, _Question] = {}
+        self._meeting = WeakValueDictionary[Address, asyncio.Lock]()
         self._greetings: dict[Address, asyncio.Task[None]] = {}
-        self._answers: dict[str, Callable[[Address, list[object]], object]] = {
-            "ping": self._answer_ping,
-            "find_node": self._answer_find_node,
-            "rput": self._answer_rput,
-            "rget": self._answer_rget,
-        }
 
     # Asking
 
-    async def ping(self, address: Address) -> Contact | None:
-        """Who is at ``address``, or None for no answer. Asks even an address that was silent a moment ago."""
-        reply = await self._exchange(address, "ping")
-        return Contact(reply.sender, *address) if reply else None
+    async def ping(self, address: Address) -> bool:
+        """Whether anybody answers at ``address``. Asks even an address that was silent a moment ago."""
+        return await self.ask(address, "ping") is not None
 
-    async def find_node(self, contact: Contact, target: bytes) -> Answer | None:
-        """Who answers at the contact's address and the contacts it knows nearest to ``target``."""
-        reply = await self._ask(contact, "find_node", target)
-        if reply is None or not isinstance(reply.result, list):
+    async def hello(self, address: Address) -> Contact | None:
+        """Who proves to be at ``address``, or None. Asks even an address that was silent a moment ago."""
+        reply = await self.ask(address, "hello", PADDING)
+        if reply is not None and reply.result is None:
+            # The replier has many to answer just now, and serves first who has shown to be there.
+            reply = await self.ask(address, "hello", PADDING)
+        if reply is None or not is_proven(reply.result, reply.nonce, self._id, reply.sender):
             return None
-        named: list[Contact] = []
-        for item in reply.result[:K]:
-            one = parse_contact(item, named_by=contact.host)
-            if one is not None and one.id != self._id:
-                known = self.router.get(one.id)
-                named.append(known if known is not None and self._usable(known) else one)
-        return Contact(reply.sender, *contact.address), list(filter(self._usable, named))
+        contact = Contact(reply.sender, *address)
+        self.liveness.proved(address, contact.id)
+        self._admit(contact)
+        return contact
+
+    async def find_node(self, contact: Contact, target: bytes, count: int) -> Answer | None:
+        """Who answers at the contact's address, and at most ``count`` contacts it knows nearest to
+        ``target``; None for no answer, or if whoever answers is known to be elsewhere.
+        """
+        reply = await self._ask(contact.address, "find_node", target, count)
+        if reply is None or not isinstance(reply.result, bytes):
+            return None
+        real = Contact(reply.sender, *contact.address)
+        if self._at(real) != real:
+            return None
+        named = parse_contacts(reply.result, named_by=contact.host)[:count]
+        return real, [one for one in map(self._at, named) if one.id != self._id and self.is_usable(one)]
 
     async def store(self, contact: Contact, key: bytes, raw: bytes, life: float) -> bool | None:
         """Whether the contact holds the record now, None for no answer; ``life`` is what it has left (s)."""
-        reply = await self._ask(contact, "rput", key, round(life * 1000), raw)
+        reply = await self._ask(contact.address, "rput", key, round(life * 1000), raw, expected=contact.id)
         return None if reply is None else reply.result is True
 
-    async def fetch(self, contact: Contact, key: bytes, since: int) -> Fetched | None:
-        """A page of the contact's records under ``key`` with versions above ``since``, None for no answer."""
-        reply = await self._ask(contact, "rget", key, since)
-        if reply is None:
-            return None
-        match reply.result:
-            case [int(version), bool(more), [*packed]] if version >= since:
-                items: list[tuple[float, bytes]] = []
-                for item in packed:
-                    match item:
-                        case [int(life_ms), bytes(raw)]:
-                            items.append((life_ms / 1000, raw))
-                return Fetched(reply.token, version, more, items)
+    async def fetch(self, contact: Contact, key: bytes, since: int) -> Part[tuple[bytes, float]] | None:
+        """Raw records and remaining lives (s) that the contact has under ``key`` and took up after version
+        ``since``; None for no answer.
+        """
+        reply = await self._ask(contact.address, "rget", key, since, expected=contact.id)
+        match reply and reply.result:
+            case [int(version), bool(more), [*packed]] if reply and version >= since:
+                return Part(reply.token, version, more, parse_records(packed))
         return None
 
-    async def _ask(self, contact: Contact, method: str, *arguments: object) -> Reply | None:
-        if self.liveness.silent(contact.address, self._clock()):
+    async def digests(self, contact: Contact, key: bytes, since: int) -> Part[Digest] | None:
+        """Digests of what ``fetch`` would give; None for no answer."""
+        reply = await self._ask(contact.address, "digest", key, since, expected=contact.id)
+        match reply and reply.result:
+            case [int(version), bool(more), bytes(packed)] if reply and version >= since:
+                return Part(reply.token, version, more, parse_digests(packed))
+        return None
+
+    async def pick(
+        self, contact: Contact, key: bytes, slots: Sequence[Slot]
+    ) -> list[tuple[bytes, float]] | None:
+        """The records named (at most MAX_PICKED), as many as the contact has and one answer holds, with their
+        remaining lives (s); None for no answer.
+        """
+        reply = await self._ask(contact.address, "pick", key, pack_slots(slots), expected=contact.id)
+        match reply and reply.result:
+            case [*packed]:
+                return parse_records(packed)
+        return None
+
+    async def _ask(
+        self, address: Address, method: str, *arguments: object, expected: bytes | None = None
+    ) -> Reply | None:
+        """A reply from whoever has proved its id at ``address``, the ``expected`` one if that is given."""
+        if self.liveness.silent(address, self._clock()):
             return None
-        reply = await self._exchange(contact.address, method, *arguments)
+        if await self._resident(address) is None:
+            return None
+        reply = await self.ask(address, method, *arguments)
         if reply is not None and reply.result is None:
             # Our token was missing or stale; the reply brought a good one.
-            reply = await self._exchange(contact.address, method, *arguments)
-        return reply
+            reply = await self.ask(address, method, *arguments)
+        if reply is not None and reply.sender != self.liveness.proven(address):
+            successor = await self.hello(address)
+            if successor is None or successor.id != reply.sender:
+                return None
+        return reply if reply is None or expected in (None, reply.sender) else None
 
-    async def _exchange(self, address: Address, method: str, *arguments: object) -> Reply | None:
-        """Ask up to twice with one nonce, so that an answer to either try counts."""
-        if self.transport.is_closing():
-            return None
-        nonce = os.urandom(20)
-        datagram = encode_request(nonce, method, self.liveness.token(address), self._id, *arguments)
-        loop = asyncio.get_running_loop()
-        question = _Question(address, self._clock(), loop.create_future())
-        self._questions[nonce] = question
-        timeout = self.liveness.timeout(address)
-        try:
-            for _ in range(TRIES):
-                self.transport.sendto(datagram, address)
-                await asyncio.wait([question.reply], timeout=timeout)
-                if question.reply.done():
-                    return question.reply.result()
-            self._miss(address)
-            # Too late an answer still tells that the node lives, and how far away.
-            question.forget = loop.call_later(LATE_S, self._questions.pop, nonce, None)
-            return None
-        finally:
-            if question.forget is None:
-                del self._questions[nonce]
+    async def _resident(self, address: Address) -> bytes | None:
+        """The id that is proven for ``address``, by a hello if there is none yet; one for all who wait."""
+        if self.liveness.proven(address) is None:
+            async with self._meeting.setdefault(address, asyncio.Lock()):
+                now = self._clock()
+                if self.liveness.proven(address) is None and not self.liveness.silent(address, now):
+                    await self.hello(address)
+        return self.liveness.proven(address)
 
-    # Answering
-
-    def datagram_received(self, data: bytes, addr: Address) -> None:
-        """Take in a datagram. Nothing in it can raise."""
-        match parse(data):
-            case Request() as request:
-                self._on_request(request, addr)
-            case Reply() as reply:
-                self._on_reply(reply, addr)
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        """The socket is closed."""
-        self.lost.set()
-
-    def _on_reply(self, reply: Reply, address: Address) -> None:
-        question = self._questions.get(reply.nonce)
-        if question is None or question.address != address:
-            return
-        now = self._clock()
-        self.liveness.answered(address, now - question.sent, reply.token, now)
-        self._admit(Contact(reply.sender, *address))
-        if not question.reply.done():
-            question.reply.set_result(reply)
-
-    def _on_request(self, request: Request, address: Address) -> None:
-        now = self._clock()
-        answer = self._answers.get(request.method)
-        if answer is None or not self._limit.allows(address, now):
-            return
-        token = self._token(address)
-        proven = request.token == token
-        if proven:
-            self.liveness.asked(address, now)
-            self._greet(Contact(request.sender, *address))
-        result = None
-        if proven or request.method == "ping":
-            try:
-                result = answer(address, request.arguments)
-            except (RecordError, _MalformedRequestError):
-                return
-        self.transport.sendto(encode_reply(request.nonce, self._id, token, result), address)
-
-    def _answer_ping(self, _address: Address, _arguments: list[object]) -> object:
-        return True
-
-    def _answer_find_node(self, address: Address, arguments: list[object]) -> object:
-        match arguments:
-            case [bytes(target)] if len(target) == ID_BYTES:
-                nearest = self.router.nearest(target, K + 1)
-                return [pack_contact(contact) for contact in nearest if contact.address != address][:K]
-        raise _MalformedRequestError
-
-    def _answer_rput(self, address: Address, arguments: list[object]) -> object:
-        match arguments:
-            case [bytes(key), int(life_ms), bytes(raw)]:
-                return self._records.accept(key, raw, life_ms / 1000, source=address[0], now=self._clock())
-        raise _MalformedRequestError
-
-    def _answer_rget(self, _address: Address, arguments: list[object]) -> object:
-        match arguments:
-            case [bytes(key), int(since)]:
-                page = self._records.page(key, since, PAGE_BYTES, self._clock())
-                items = [[int(life * 1000), record.raw] for life, record in page.items]
-                return [page.cursor, page.more, items]
-        raise _MalformedRequestError
+    def _answer(self, request: Request, address: Address, *, proven: bool) -> object:
+        return self._answers.to(request, address, proven=proven)
 
     # Whom we know
 
-    def _admit(self, contact: Contact) -> None:
-        """Take a node that has just answered into the table; an id moves once its old address is silent."""
+    def is_usable(self, contact: Contact) -> bool:
+        """Whether the contact may be asked and named right now."""
+        return not self.liveness.silent(contact.address, self._clock())
+
+    def is_fresh(self, contact: Contact) -> bool:
+        """Whether the contact has proved to be where it is, and answered there within the last seconds."""
+        memory, now = self.liveness, self._clock()
+        return (
+            memory.proven(contact.address) == contact.id
+            and memory.heard(contact.address) > now - FRESH_S
+            and self._at(contact) == contact
+        )
+
+    def moved(self, node_id: bytes, addresses: Iterable[Address]) -> None:
+        """The owner of ``node_id`` says that it is at one of these addresses now, all of this family.
+
+        If we know it elsewhere, or know hardly anybody, we go and see.
+        """
+        known = self.router.get(node_id)
+        addresses = list(addresses)
+        if node_id == self._id or (known.address in addresses if known else len(self.router) >= K):
+            return
+        for address in addresses:
+            self._start(address, self._follow(Contact(node_id, *address)))
+
+    def _at(self, contact: Contact) -> Contact:
+        """The contact where we know it, as long as it answers there."""
         known = self.router.get(contact.id)
-        if contact.id == self._id or known == contact or (known is not None and self._usable(known)):
-            return
-        if self.router.add_contact(contact):
-            self._on_contact(contact)
+        return known if known is not None and self.is_usable(known) else contact
 
-    def _greet(self, contact: Contact) -> None:
-        """Ping a node that asks us and is not in the table: it gets there if it answers."""
-        if contact.id == self._id or self.router.holds(contact):
+    def _heard(self, sender: bytes, address: Address, *, asks: bool) -> None:
+        contact = Contact(sender, *address)
+        if sender == self._id or self.router.holds(contact):
             return
-        if contact.address in self._greetings or len(self._greetings) >= _MAX_GREETINGS:
-            return
-        task = asyncio.create_task(self._meet(contact, self.router.get(contact.id)))
-        self._greetings[contact.address] = task
-        task.add_done_callback(lambda _: self._greetings.pop(contact.address))
+        if self.liveness.proven(address) == sender and self._at(contact) == contact:
+            self._admit(contact)
+        elif asks and self.router.has_room(sender) and self.liveness.may_greet(address, self._clock()):
+            self._start(address, self._greet(contact))
 
-    async def _meet(self, contact: Contact, known: Contact | None) -> None:
-        # An id that turns up elsewhere has moved only if it is gone from where it was.
-        if known is None or await self.ping(known.address) is None:
-            await self.ping(contact.address)
-
-    def _miss(self, address: Address) -> None:
-        self.liveness.missed(address, self._clock())
+    def _missed(self, address: Address) -> None:
         if self.liveness.forgettable(address):
             for contact in list(self.router):
                 if contact.address == address:
                     self.router.remove_contact(contact)
 
-    def _usable(self, contact: Contact) -> bool:
-        return not self.liveness.silent(contact.address, self._clock())
+    def _admit(self, contact: Contact) -> None:
+        """Take a node that has proved to be there into the table, unless it still answers elsewhere."""
+        if contact.id == self._id or self._at(contact) != contact or self.router.get(contact.id) == contact:
+            return
+        self.router.add_contact(contact)
+        self._on_contact(contact)
 
-    # The socket
+    async def _greet(self, contact: Contact) -> None:
+        """Meet a node that asks us: it gets into the table if it proves its id, and is not known
+        elsewhere.
+        """
+        known = self.router.get(contact.id)
+        met = await self._resident(contact.address)
+        if met != contact.id or known is None or known.address == contact.address:
+            return
+        elsewhere = await self.hello(known.address)
+        if elsewhere is None or elsewhere.id != contact.id:
+            self._replace(known, contact)
 
-    def _token(self, address: Address) -> bytes:
-        proof = f"{address[0]} {address[1]}".encode()
-        return hashlib.blake2b(proof, key=self._secret, digest_size=TOKEN_BYTES).digest()
+    async def _follow(self, contact: Contact) -> None:
+        """Move a contact to where its owner says it is, if it proves to be there."""
+        known = self.router.get(contact.id)
+        met = await self.hello(contact.address)
+        if met == contact and known is not None and known == self.router.get(contact.id):
+            self._replace(known, contact)
+
+    def _replace(self, known: Contact, contact: Contact) -> None:
+        self.router.remove_contact(known)
+        self._admit(contact)
+
+    def _start(self, address: Address, greeting: Coroutine[object, object, None]) -> None:
+        if address in self._greetings or len(self._greetings) >= _MAX_GREETINGS:
+            greeting.close()
+            return
+        task = asyncio.create_task(greeting)
+        self._greetings[address] = task
+        task.add_done_callback(lambda _: self._greetings.pop(address))
 
     async def close(self) -> None:
         """Close the socket, answer every open question with None, and end what runs here."""
@@ -290,14 +241,4 @@ class RegistryProtocol(KademliaProtocol):  # type: ignore[misc]  # the package s
         for greeting in greetings:
             greeting.cancel()
         await asyncio.gather(*greetings, return_exceptions=True)
-        for question in list(self._questions.values()):
-            if question.forget is not None:
-                question.forget.cancel()
-            elif not question.reply.done():
-                question.reply.set_result(None)
-        self.transport.abort()
-        await self.lost.wait()
-
-
-class _MalformedRequestError(Exception):
-    """The arguments are not what the method takes."""
+        await super().close()

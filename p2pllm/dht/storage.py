@@ -8,28 +8,38 @@ expired, so that no record is passed round for ever.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from p2pllm.dht.pages import Slot, item_size
 from p2pllm.errors import RecordError
-from p2pllm.records import Kind, Record, open_record, peek
+from p2pllm.records import Record, open_record, peek
 
-__all__ = ["Page", "Records"]
+__all__ = ["ForgedRecordError", "Held", "Page", "Records"]
 
-MAX_RECORDS: Final = 16_384
+MAX_RECORDS: Final = 8192
 MAX_PER_KEY: Final = 1024
 REMEMBER_S: Final = 600.0
 
 _SWEEP_S = 1.0
-_ITEM_OVERHEAD_BYTES = 9  # msgpack: the pair, the life, the head of the byte string
 
-_Slot = tuple[bytes, Kind]
+
+class ForgedRecordError(RecordError):
+    """A record whose signature is not by the key it names: no honest node has such a one to hand on."""
+
+
+class Held(NamedTuple):
+    """A record and the life it has left, in seconds."""
+
+    record: Record
+    life: float
 
 
 @dataclass(slots=True)
 class _Entry:
     record: Record
-    source: str
+    source: Hashable
     version: int
     first_seen: float
     expires: float
@@ -37,12 +47,11 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Part of a key's records, each with its remaining life in seconds.
-
-    ``cursor`` is the version of the last; ``more`` says that newer ones follow.
+    """Part of a key's records. ``cursor`` is the version of the last; ``more`` says that newer ones
+    follow.
     """
 
-    items: list[tuple[float, Record]]
+    items: list[Held]
     cursor: int
     more: bool
 
@@ -50,16 +59,27 @@ class Page:
 class Records:
     """Per key the newest record of each (peer, kind).
 
-    ``max_per_source`` bounds how many records one source (a host) may have here, so that nobody crowds out
-    others.
+    ``max_records`` bounds all of them, ``max_per_key`` those under one key, ``max_per_source`` those from one
+    source under all keys, so that nobody crowds out others. ``open_checked`` checks a record: several
+    storages may share a cached one.
     """
 
-    def __init__(self, *, max_per_source: int = MAX_PER_KEY) -> None:
+    def __init__(
+        self,
+        *,
+        max_records: int = MAX_RECORDS,
+        max_per_key: int = MAX_PER_KEY,
+        max_per_source: int = MAX_PER_KEY,
+        open_checked: Callable[[bytes], Record] = open_record,
+    ) -> None:
+        self._max_records = max_records
+        self._max_per_key = max_per_key
         self._max_per_source = max_per_source
+        self._open = open_checked
         # The entries of a key are in the order of their versions: an updated one moves to the end.
-        self._keys: dict[bytes, OrderedDict[_Slot, _Entry]] = {}
-        self._sources: Counter[str] = Counter()
-        self._expired: OrderedDict[tuple[bytes, _Slot], tuple[int, float]] = OrderedDict()
+        self._keys: dict[bytes, OrderedDict[Slot, _Entry]] = {}
+        self._sources: Counter[Hashable] = Counter()
+        self._expired: OrderedDict[tuple[bytes, Slot], tuple[int, float]] = OrderedDict()
         self._version = 0
         self._next_sweep = float("-inf")
 
@@ -69,28 +89,30 @@ class Records:
     def __bool__(self) -> bool:
         return True  # the package replaces a storage that is false
 
-    def accept(self, key: bytes, raw: bytes, life: float, *, source: str, now: float) -> bool:
+    def accept(self, key: bytes, raw: bytes, life: float, *, source: Hashable, now: float) -> bool:
         """Keep a record for at most ``life`` seconds; whether it is held now.
 
         Refused are records older than the one held or remembered, another one with the same number, and
-        newcomers over a quota. Raises RecordError if it is not a valid record that belongs under ``key``.
-        The signature, the one costly check, comes last.
+        newcomers over a quota. Raises RecordError if it is not a valid record that belongs under ``key``,
+        ForgedRecordError if only its signature is wrong. The signature, the one costly check, comes last.
         """
         header = peek(raw)
-        if header.key != key:
+        if not header.belongs_under(key):
             raise RecordError("a record was sent for a key that it does not belong under")
         self._sweep(now)
-        slot = header.public_key, header.kind
+        slot = header.peer_id, header.kind
         held = self._keys[key].get(slot) if key in self._keys else None
         expires = now + min(life, header.ttl)
         if held is not None and raw == held.record.raw and held.expires > now:
             # An honest copy never has more life left than the first: this only undoes a wilful shortening.
             held.expires = max(held.expires, min(expires, held.first_seen + header.ttl))
             return True
-        newest, _ = self._expired.get((key, slot), (-1, now)) if held is None else (held.record.seq, now)
-        if header.seq <= newest or expires <= now or (held is None and self._full(key, source)):
+        if header.seq <= self.newest(key, slot) or expires <= now or (not held and self._full(key, source)):
             return False
-        record = open_record(raw)
+        try:
+            record = self._open(raw)
+        except RecordError as error:
+            raise ForgedRecordError(str(error)) from error
         if held is not None:
             self._sources[held.source] -= 1
         self._sources[source] += 1
@@ -100,27 +122,47 @@ class Records:
         entries.move_to_end(slot)
         return True
 
-    def live(self, key: bytes, now: float) -> list[Record]:
-        """The records of a key that have not expired."""
-        return [entry.record for entry in self._keys.get(key, {}).values() if entry.expires > now]
+    def newest(self, key: bytes, slot: Slot) -> int:
+        """The highest sequence number held, or remembered of what expired; -1 if there is none."""
+        held = self._keys[key].get(slot) if key in self._keys else None
+        return held.record.seq if held is not None else self._expired.get((key, slot), (-1, 0.0))[0]
 
-    def page(self, key: bytes, since: int, limit_bytes: int, now: float) -> Page:
-        """The live records of a key with a version above ``since``, as many as fit."""
-        items: list[tuple[float, Record]] = []
-        for entry in self._keys.get(key, {}).values():
-            if entry.version <= since or entry.expires <= now:
-                continue
-            limit_bytes -= len(entry.record.raw) + _ITEM_OVERHEAD_BYTES
+    def live(self, key: bytes, now: float) -> list[Held]:
+        """The records of a key that have not expired."""
+        return self.pick(key, self._keys.get(key, ()), now)
+
+    def pick(self, key: bytes, slots: Iterable[Slot], now: float) -> list[Held]:
+        """Those of the named records that are held and have not expired."""
+        entries: Mapping[Slot, _Entry] = self._keys.get(key, {})
+        picked = (entries[slot] for slot in slots if slot in entries)
+        return [Held(entry.record, entry.expires - now) for entry in picked if entry.expires > now]
+
+    def page(
+        self, key: bytes, since: int, limit_bytes: int, now: float, item_bytes: int | None = None
+    ) -> Page:
+        """The live records of a key with a version above ``since``, oldest first, as many as fit.
+
+        An item takes ``item_bytes``, or what the whole record takes.
+        """
+        newer: list[_Entry] = []
+        for entry in reversed(self._keys.get(key, {}).values()):
+            if entry.version <= since:
+                break
+            if entry.expires > now:
+                newer.append(entry)
+        items: list[Held] = []
+        for entry in reversed(newer):
+            limit_bytes -= item_bytes or item_size(entry.record)
             if limit_bytes < 0:
                 return Page(items, since, more=True)
-            items.append((entry.expires - now, entry.record))
+            items.append(Held(entry.record, entry.expires - now))
             since = entry.version
         return Page(items, since, more=False)
 
-    def _full(self, key: bytes, source: str) -> bool:
+    def _full(self, key: bytes, source: Hashable) -> bool:
         return (
-            len(self) >= MAX_RECORDS
-            or len(self._keys.get(key, {})) >= MAX_PER_KEY
+            len(self) >= self._max_records
+            or len(self._keys.get(key, {})) >= self._max_per_key
             or self._sources[source] >= self._max_per_source
         )
 
@@ -140,6 +182,6 @@ class Records:
                 del self._keys[key]
         self._sources += Counter()  # drops the sources that have nothing left
         while self._expired and (
-            len(self._expired) > MAX_RECORDS or next(iter(self._expired.values()))[1] <= now
+            len(self._expired) > self._max_records or next(iter(self._expired.values()))[1] <= now
         ):
             self._expired.popitem(last=False)

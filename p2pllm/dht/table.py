@@ -7,16 +7,16 @@ anybody, and nothing is sent from here.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import cast
 
 from kademlia.node import Node
 from kademlia.routing import KBucket, RoutingTable
 
-from p2pllm.dht.wire import Contact
+from p2pllm.dht.contacts import Contact
 
-__all__ = ["ContactTable", "distance", "nearest"]
+__all__ = ["ContactTable", "by_distance", "distance"]
 
 
 def distance(contact: Contact, target: bytes) -> tuple[int, bytes]:
@@ -24,9 +24,10 @@ def distance(contact: Contact, target: bytes) -> tuple[int, bytes]:
     return contact.long_id ^ int.from_bytes(target), contact.id
 
 
-def nearest(contacts: Iterable[Contact], target: bytes, count: int) -> list[Contact]:
-    """The ``count`` contacts nearest to ``target``, nearest first."""
-    return heapq.nsmallest(count, contacts, key=lambda contact: distance(contact, target))
+def by_distance(contacts: Iterable[Contact], target: bytes) -> list[Contact]:
+    """Contacts by nearness to ``target``, as ``distance`` has it: two ids are equally near only if equal."""
+    origin = int.from_bytes(target)
+    return sorted(contacts, key=lambda contact: contact.long_id ^ origin)
 
 
 class ContactTable(RoutingTable):  # type: ignore[misc]  # the package ships no types
@@ -49,7 +50,13 @@ class ContactTable(RoutingTable):  # type: ignore[misc]  # the package ships no 
 
     def nearest(self, target: bytes, count: int) -> list[Contact]:
         """The usable contacts nearest to ``target``, at most ``count``."""
-        return nearest(filter(self._usable, self), target, count)
+        return list(islice(filter(self._usable, by_distance(self, target)), count))
+
+    def has_room(self, node_id: bytes) -> bool:
+        """Whether a contact with this id would get in, or get its new address in."""
+        long_id = int.from_bytes(node_id)
+        bucket = self._bucket_of(long_id)
+        return len(bucket) < self.ksize or node_id in bucket.nodes or bucket.has_in_range(self.node)
 
     def holds(self, contact: Contact) -> bool:
         """Whether exactly this contact is here, be it as a replacement in a full bucket."""

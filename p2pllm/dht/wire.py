@@ -12,57 +12,32 @@ use a node to flood somebody else.
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Final, cast
 
 import msgpack
 
+from p2pllm.dht.contacts import ID_BYTES
+
 __all__ = [
-    "ID_BYTES",
     "MAX_DATAGRAM_BYTES",
+    "NONCE_BYTES",
     "NO_TOKEN",
     "TOKEN_BYTES",
-    "Address",
-    "Contact",
     "Reply",
     "Request",
     "encode_reply",
     "encode_request",
-    "pack_contact",
     "parse",
-    "parse_contact",
 ]
 
-ID_BYTES: Final = 20
 TOKEN_BYTES: Final = 8
 NO_TOKEN: Final = bytes(TOKEN_BYTES)
+NONCE_BYTES: Final = 20
 MAX_DATAGRAM_BYTES: Final = 1500
 
-_NONCE_BYTES = 20
 _MIN_DATAGRAM_BYTES = 22
 _MAX_ITEMS = 64
-
-Address = tuple[str, int]
-"""An IPv4 address and a port, as the socket gives them."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Contact:
-    """A node id and where to reach it. Stands in for the package's `Node`, which takes anything for an id."""
-
-    id: bytes
-    host: str
-    port: int
-
-    @property
-    def address(self) -> Address:
-        return self.host, self.port
-
-    @property
-    def long_id(self) -> int:
-        """The id as a number, as the package's buckets want it."""
-        return int.from_bytes(self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +75,10 @@ def parse(datagram: bytes) -> Request | Reply | None:
     """The message in a datagram, or None if it is not one of ours in every respect."""
     if not _MIN_DATAGRAM_BYTES <= len(datagram) <= MAX_DATAGRAM_BYTES:
         return None
-    nonce = datagram[1 : 1 + _NONCE_BYTES]
+    nonce = datagram[1 : 1 + NONCE_BYTES]
     try:
         fields = msgpack.unpackb(
-            datagram[1 + _NONCE_BYTES :], max_array_len=_MAX_ITEMS, max_map_len=0, max_ext_len=0
+            datagram[1 + NONCE_BYTES :], max_array_len=_MAX_ITEMS, max_map_len=0, max_ext_len=0
         )
     except (ValueError, msgpack.UnpackException):
         return None
@@ -112,27 +87,6 @@ def parse(datagram: bytes) -> Request | Reply | None:
             return Request(nonce, method, token, sender, arguments)
         case 1, [bytes(sender), bytes(token), result] if _sized(token, sender):
             return Reply(nonce, sender, token, result)
-    return None
-
-
-def pack_contact(contact: Contact) -> list[object]:
-    """A contact as it travels in a result."""
-    return [contact.id, contact.host, contact.port]
-
-
-def parse_contact(packed: object, *, named_by: str) -> Contact | None:
-    """The contact that the host ``named_by`` told us of, or None if asking it is impossible or harmful."""
-    match packed:
-        case [bytes(node_id), str(host), int(port)] if len(node_id) == ID_BYTES and 1 <= port <= 65535:
-            try:
-                address = ipaddress.IPv4Address(host)
-            except ValueError:
-                return None
-            if address.is_unspecified or address.is_multicast or address.is_reserved:
-                return None
-            if address.is_loopback and not ipaddress.IPv4Address(named_by).is_loopback:
-                return None  # somebody else's machine cannot know what listens on ours
-            return Contact(node_id, str(address), int(port))
     return None
 
 

@@ -1,127 +1,128 @@
-"""The executor: one worker thread that runs a slice for all sessions at once.
+"""The executor: runs the layers that this peer holds for all sessions at once, and changes which these are.
 
-Everything but the forward pass happens on the event loop, so there are no locks: sessions, the pool and the
-queue belong to it. A driver task hands all waiting work to the thread, one step at a time, and hands out what
-comes back. Work that arrives during a step is in the next one (continuous batching in its simplest form).
+Everything but torch's work happens on the event loop, so there are no locks around sessions, the pool and the
+queue: they belong to it. A driver task hands all waiting work to the engine, one step at a time, and hands
+out what comes back. Work that arrives during a step is in the next one (continuous batching in its simplest
+form). Layers are loaded and dropped while sessions on other layers go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from p2pllm.errors import BusyError, ModelError, P2PLLMError, RequestError, SessionError
+from p2pllm.errors import BusyError, ModelError, RequestError, SessionError
 from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.engine import Engine
 from p2pllm.execution.kv import BLOCK_TOKENS, KvPool, SessionCache, blocks_for
 from p2pllm.execution.meter import Meter
 from p2pllm.execution.types import Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
 from p2pllm.execution.validation import check_hidden, check_sampling, check_tokens
-from p2pllm.execution.work import Outcome, StepTimes, Work
-
-if TYPE_CHECKING:
-    from p2pllm.execution.stage import Stage
+from p2pllm.execution.work import StepTimes
+from p2pllm.execution.work_queue import Session, WorkQueue
 
 __all__ = ["Executor"]
 
-_MAX_WAITING = 1024
-"""Runs that may wait at once; entries are not trusted to hold back."""
 _GROW_TOKENS = 256
 _SPEED_HALF_LIFE = 30.0
-_WAIT_HALF_LIFE = 5.0
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """A reservation. ``length`` is where the session will stand once all its queued work has run."""
-
-    cache: SessionCache
-    start: int
-    end: int
-    blocks: int
-    sampling: SamplingParams | None
-    length: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """Work with the caller that awaits it."""
-
-    session: _Session
-    work: Work
-    future: asyncio.Future[StageOutput]
-    queued_at: float
 
 
 class Executor:
-    """Runs layers [start, end) of a checkpoint. All methods are for the event loop's thread."""
+    """Runs some layers of a checkpoint: none at first. All methods are for the event loop's thread."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        start: int,
-        end: int,
-        *,
-        dtype: str,
-        device: str,
-        threads: int,
-        kv_bytes: int,
-    ) -> None:
-        """``threads`` is the worker's share of the cores, ``kv_bytes`` memory for KV caches."""
+    def __init__(self, checkpoint: Checkpoint, *, dtype: str, device: str, threads: int) -> None:
+        """``threads`` is the share of the cores that steps may use."""
         self.checkpoint = checkpoint
-        self.start, self.end = start, end
-        self._dtype, self._device, self._threads, self._kv_bytes = dtype, device, threads, kv_bytes
+        self._engine = Engine(checkpoint, dtype=dtype, device=device, threads=threads)
+        self._held: frozenset[int] = frozenset()
+        self._changing = asyncio.Lock()
         self._pool = KvPool(0)
-        self._sessions: dict[SessionKey, _Session] = {}
-        self._queue: deque[_Job] = deque()
-        self._running: list[_Job] = []
-        self._arrived = asyncio.Event()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"p2pllm-layers-{start}-{end}")
+        self._block_bytes = 0
         self._weight_bytes = 0
+        self._sessions: dict[SessionKey, Session] = {}
+        self._queue = WorkQueue()
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
-        self._layer_s = self._head_s = Meter(0.0, half_life=_SPEED_HALF_LIFE)
-        self._wait_s = Meter(0.0, half_life=_WAIT_HALF_LIFE)
+        self._layer_s = self._head_s = _speed(0.0)
 
-    async def load(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Load the slice, measure it, and begin to work. ``progress`` hears (bytes loaded, bytes in all).
+    async def prepare(self) -> None:
+        """Do what a first load would have to do first, see `Engine.prepare`. Raises `ModelError`."""
+        await self._engine.prepare()
 
-        Raises `ModelError` if the slice cannot be loaded or ``kv_bytes`` holds not even one block.
+    @property
+    def slices(self) -> tuple[tuple[int, int], ...]:
+        """The runs of layers [start, end) that are ready, apart from each other, in order."""
+        starts = sorted(layer for layer in self._held if layer - 1 not in self._held)
+        ends = sorted(layer + 1 for layer in self._held if layer + 1 not in self._held)
+        return tuple(zip(starts, ends, strict=True))
+
+    def holds(self, start: int, end: int) -> bool:
+        """Whether all layers [start, end) are ready."""
+        return start < end and self._held.issuperset(range(start, end))
+
+    def sessions(self, start: int, end: int) -> int:
+        """How many open sessions use any of layers [start, end)."""
+        return len(self._using(start, end))
+
+    async def load(
+        self, start: int, end: int, *, kv_bytes: int, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Add layers [start, end): read those that are not here, and try them out. Sessions go on meanwhile.
+
+        Loads and drops happen one after the other, in the order of the calls. ``kv_bytes`` is the memory for
+        KV caches from then on (from now on, where that is less); ``progress`` hears (bytes read, bytes in
+        all).
+
+        Raises `ModelError` if the layers cannot be loaded, or ``kv_bytes`` does not hold even one block of
+        all layers; then, and when cancelled, all is as it was.
         """
-        loop = asyncio.get_running_loop()
-
-        def report(done: int, total: int) -> None:
+        async with self._changing:
             if self._closing:
                 raise ModelError("loading was stopped")
-            if progress is not None:
-                loop.call_soon_threadsafe(progress, done, total)
+            before = self._pool.total
+            if self._block_bytes:
+                self._pool.resize(min(before, kv_bytes // self._block_bytes))
+            try:
+                await self._add(start, end, kv_bytes, progress)
+            except BaseException:
+                self._pool.resize(before)
+                await self._engine.retain(self._held)
+                raise
+            self._weight_bytes = self._engine.weight_bytes()
+            self._start()
 
-        stage, times, block_bytes = await loop.run_in_executor(self._worker, self._load, report)
-        layers = self.end - self.start
-        self._pool = KvPool(self._kv_bytes // block_bytes)
-        if self._pool.total < layers:
-            raise ModelError(
-                f"no room for KV cache: {layers} layers need {layers * block_bytes} bytes at least"
-            )
-        self._layer_s = Meter(times.layer_s or 0.0, half_life=_SPEED_HALF_LIFE)
-        self._head_s = Meter(times.head_s or 0.0, half_life=_SPEED_HALF_LIFE)
-        self._weight_bytes = stage.weight_bytes
-        self._driver = asyncio.create_task(self._drive(stage), name=f"executor-{self.start}-{self.end}")
+    async def drop(self, start: int, end: int, *, kv_bytes: int) -> None:
+        """Free layers [start, end), as far as they are here; ``kv_bytes`` is for KV caches from then on.
+
+        Sessions that use any of them end at once with `SessionError`.
+        """
+        async with self._changing:
+            if self._closing:
+                return  # which frees everything
+            self._held -= frozenset(range(start, end))
+            for key in self._using(start, end):
+                self._end(key, f"layers {start}:{end} were dropped here")
+            if self.checkpoint.layers - 1 not in self._held:
+                self._head_s = _speed(0.0)
+            await self._engine.retain(self._held)
+            self._weight_bytes = self._engine.weight_bytes()
+            if self._block_bytes:
+                self._pool.resize(kv_bytes // self._block_bytes)
 
     def reserve(
         self, key: SessionKey, *, start: int, end: int, tokens: int, sampling: SamplingParams | None = None
     ) -> None:
         """Open a session over layers [start, end) with room for ``tokens`` tokens; never waits.
 
-        Raises `BusyError` if there is no room, `RequestError` if it asks for what this executor can never do,
-        `SessionError` if the key is taken.
+        Raises `BusyError` if there is no room or the layers are not here, `RequestError` if it asks for what
+        no executor can do, `SessionError` if the key is taken.
         """
-        if not self.start <= start < end <= self.end:
-            raise RequestError(f"layers {start}:{end} are not within {self.start}:{self.end}")
+        if not 0 <= start < end <= self.checkpoint.layers:
+            raise RequestError(f"layers {start}:{end} are not within 0:{self.checkpoint.layers}")
+        if not self.holds(start, end):
+            held = ", ".join(f"{first}:{last}" for first, last in self.slices) or "none"
+            raise BusyError(f"layers {start}:{end} are not here (but {held})")
         if not 0 < tokens <= self.checkpoint.context:
             raise RequestError(f"{tokens} tokens asked for, the model's context is {self.checkpoint.context}")
         if sampling is not None:
@@ -131,7 +132,7 @@ class Executor:
         blocks = blocks_for(tokens, end - start)
         self._pool.take(blocks)
         capacity = blocks // (end - start) * BLOCK_TOKENS
-        self._sessions[key] = _Session(SessionCache(start, end, capacity), start, end, blocks, sampling)
+        self._sessions[key] = Session(SessionCache(start, end, capacity), start, end, blocks, sampling)
 
     async def run(
         self, key: SessionKey, position: int, inputs: Sequence[int] | Activation, *, sample: bool
@@ -162,116 +163,105 @@ class Executor:
             raise RequestError(
                 f"session {key[0]} cannot sample here: not the last stage, or no sampling parameters"
             )
-        if len(self._queue) >= _MAX_WAITING:
-            raise BusyError("too much work is waiting here")
+        self._queue.check_room()
         self._grow(session, position + count)
         session.length = position + count
-        job = self._job(session, position, inputs, sample)
-        self._queue.append(job)
-        self._arrived.set()
-        return await job.future
+        return await self._queue.add(session, position, inputs, sample=sample)
 
     def release(self, key: SessionKey) -> None:
         """Close a session and free its blocks at once; its unfinished work fails with `SessionError`."""
-        session = self._sessions.pop(key, None)
-        if session is None:
-            return
-        self._pool.give(session.blocks)
-        session.blocks = 0
-        for job in [*self._running, *self._queue]:
-            if job.session is session:
-                _settle(job.future, SessionError(f"session {key[0]} was released"))
-        self._queue = deque(job for job in self._queue if job.session is not session)
+        self._end(key, f"session {key[0]} was released")
 
     def stats(self) -> ExecutorStats:
         """Speed, load and memory as of now."""
         now = time.monotonic()
-        layers = self.end - self.start
+        layers = max(1, len(self._held))
         return ExecutorStats(
             layer_s=self._layer_s.value(now),
             head_s=self._head_s.value(now),
-            wait_s=self._wait_s.value(now),
-            running=len(self._running),
-            waiting=len(self._queue),
+            wait_s=self._queue.wait_s(now),
+            running=self._queue.running,
+            waiting=self._queue.waiting,
             kv_blocks_total=self._pool.total // layers,
-            kv_blocks_free=self._pool.free // layers,
+            kv_blocks_free=max(0, self._pool.free) // layers,
             weight_bytes=self._weight_bytes,
         )
 
     async def watch(self) -> None:
         """Wait until the executor has stopped; raises the bug that stopped it, if it was one."""
-        if self._driver is not None:
-            await asyncio.wait({self._driver})
-            self._driver.result()
+        driver = self._start()
+        await asyncio.wait({driver})
+        driver.result()
 
     async def close(self) -> None:
         """Stop: fail what waits, let the step that runs end, and leave no thread. Once more does no harm."""
         if self._closing:
             return
         self._closing = True
+        self._engine.stop_reading()
         for key in list(self._sessions):
             self.release(key)
-        self._arrived.set()
+        self._queue.stop()
         try:
             if self._driver is not None:
                 await self._driver
         finally:
-            await asyncio.wrap_future(self._worker.submit(lambda: None))  # what the thread still does is over
-            self._worker.shutdown()
+            async with self._changing:
+                await self._engine.close()
 
-    async def _drive(self, stage: Stage) -> None:
-        from p2pllm.execution.step import run_step
+    async def _add(
+        self, start: int, end: int, kv_bytes: int, progress: Callable[[int, int], None] | None
+    ) -> None:
+        await self._engine.read(start, end, progress)
+        added = frozenset(range(start, end)) - self._held
+        held = self._held | added
+        times = StepTimes()
+        if added:
+            times, token_bytes = await self._engine.try_out(start, end)
+            self._block_bytes = max(self._block_bytes, token_bytes * BLOCK_TOKENS)
+        blocks = kv_bytes // self._block_bytes
+        if blocks < len(held):
+            least = len(held) * self._block_bytes
+            raise ModelError(f"no room for KV cache: {len(held)} layers need {least} bytes at least")
+        self._pool.resize(blocks)
+        if not self._held:
+            self._layer_s = _speed(times.layer_s or 0.0)
+        if self.checkpoint.layers - 1 in added:
+            self._head_s = _speed(times.head_s or 0.0)
+        self._held = held
 
-        loop = asyncio.get_running_loop()
+    def _using(self, start: int, end: int) -> list[SessionKey]:
+        return [key for key, it in self._sessions.items() if it.start < end and start < it.end]
+
+    def _end(self, key: SessionKey, reason: str) -> None:
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            self._pool.give(session.blocks)
+            session.blocks = 0
+            self._queue.forget(session, reason)
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._driver is None:
+            self._driver = asyncio.create_task(self._drive(), name="executor")
+        return self._driver
+
+    async def _drive(self) -> None:
         try:
-            while True:
-                await self._arrived.wait()
-                if self._closing:
-                    return
-                self._running = self._take()
-                works = [job.work for job in self._running]
-                outcomes, times = await loop.run_in_executor(self._worker, run_step, stage, works)
-                self._finish(outcomes, times)
+            while works := await self._queue.take():
+                outcomes, times = await self._engine.step(works)
+                self._note(times)
+                self._queue.finish(outcomes)
         finally:
-            for job in [*self._running, *self._queue]:
-                _settle(job.future, SessionError("the executor has stopped"))
+            self._queue.fail_all("the executor has stopped")
 
-    def _take(self) -> list[_Job]:
-        """The first waiting job of every session."""
-        now = time.monotonic()
-        taken: dict[_Session, _Job] = {}
-        left: deque[_Job] = deque()
-        for job in self._queue:
-            if job.session in taken:
-                left.append(job)
-            else:
-                taken[job.session] = job
-                self._wait_s.add(now - job.queued_at, now)
-        self._queue = left
-        if not left:
-            self._arrived.clear()
-        return list(taken.values())
-
-    def _finish(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def _note(self, times: StepTimes) -> None:
         now = time.monotonic()
         if times.layer_s is not None:
             self._layer_s.add(times.layer_s, now)
         if times.head_s is not None:
             self._head_s.add(times.head_s, now)
-        for job, outcome in zip(self._running, outcomes, strict=True):
-            if isinstance(outcome, P2PLLMError):
-                job.session.length = min(job.session.length, job.work.cache.length)
-            _settle(job.future, outcome)
-        self._running = []
 
-    def _job(
-        self, session: _Session, position: int, inputs: Sequence[int] | Activation, sample: bool
-    ) -> _Job:
-        sampling = session.sampling if sample else None
-        work = Work(session.cache, session.start, session.end, position, inputs, sampling)
-        return _Job(session, work, asyncio.get_running_loop().create_future(), time.monotonic())
-
-    def _grow(self, session: _Session, tokens: int) -> None:
+    def _grow(self, session: Session, tokens: int) -> None:
         layers = session.end - session.start
         more = blocks_for(tokens, layers) - session.blocks
         if more > 0:
@@ -282,26 +272,6 @@ class Executor:
             session.blocks += more
             session.cache.capacity = session.blocks // layers * BLOCK_TOKENS
 
-    def _load(self, report: Callable[[int, int], None]) -> tuple[Stage, StepTimes, int]:
-        """On the worker thread: load and measure. Returns the stage, its times, the bytes of a KV block."""
-        import torch
 
-        from p2pllm.execution.loader import load_stage
-        from p2pllm.execution.step import measure
-
-        torch.set_num_threads(self._threads)
-        stage = load_stage(
-            self.checkpoint, self.start, self.end, dtype=self._dtype, device=self._device, progress=report
-        )
-        times, token_bytes = measure(stage, self.checkpoint.hidden)
-        return stage, times, token_bytes * BLOCK_TOKENS
-
-
-def _settle(future: asyncio.Future[StageOutput], outcome: Outcome) -> None:
-    """Give a caller its outcome, unless it has left or already knows."""
-    if future.done():
-        return
-    if isinstance(outcome, P2PLLMError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+def _speed(rest: float) -> Meter:
+    return Meter(rest, half_life=_SPEED_HALF_LIFE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +19,14 @@ from p2pllm.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Hardware", "choose_device", "default_dtype", "default_threads", "probe"]
+__all__ = [
+    "Hardware",
+    "choose_device",
+    "default_dtype",
+    "default_threads",
+    "probe",
+    "return_memory",
+]
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -79,6 +88,23 @@ def probe(device: str, threads: int) -> Hardware:
         flops = _measure_flops(device, dtype)
         bandwidth = _measure_bandwidth(device)
     return Hardware(_name(device), _memory(device), flops, bandwidth)
+
+
+def return_memory() -> None:
+    """Give memory that is free back to the system. Needs torch to be there already.
+
+    Allocators keep what is freed for whoever asks next. glibc's keeps it per thread, so that weights which
+    one thread has freed would not make room for the caches of another.
+    """
+    import torch
+
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not in every libc
+        if trim is not None:
+            trim(0)
+    torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def _measure_flops(device: str, dtype: torch.dtype) -> float:

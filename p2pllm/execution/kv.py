@@ -22,7 +22,10 @@ def blocks_for(tokens: int, layers: int) -> int:
 
 
 class KvPool:
-    """Counts blocks; the memory itself belongs to the sessions' caches."""
+    """Counts blocks; the memory itself belongs to the sessions' caches.
+
+    ``free`` is negative while sessions have more than a pool that was made smaller.
+    """
 
     def __init__(self, blocks: int) -> None:
         self.total = blocks
@@ -31,12 +34,19 @@ class KvPool:
     def take(self, blocks: int) -> None:
         """Take blocks out of the pool; raises `BusyError`, taking none, if there are too few."""
         if blocks > self.free:
-            raise BusyError(f"KV cache is full: {blocks} blocks wanted, {self.free} of {self.total} free")
+            raise BusyError(
+                f"KV cache is full: {blocks} blocks wanted, {max(0, self.free)} of {self.total} free"
+            )
         self.free -= blocks
 
     def give(self, blocks: int) -> None:
         """Put blocks back."""
         self.free += blocks
+
+    def resize(self, blocks: int) -> None:
+        """Have ``blocks`` in all from now on; nobody loses what is taken."""
+        self.free += blocks - self.total
+        self.total = blocks
 
 
 @dataclass(slots=True)

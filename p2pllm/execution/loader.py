@@ -1,97 +1,79 @@
-"""Loading one slice: the meta model is cut first, then its tensors are read, one parameter at a time."""
+"""Loading layers: what is missing of them is read from the checkpoint, one parameter at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from p2pllm.errors import ModelError
-from p2pllm.execution.architecture import SlicedModel, WeightUnit, build_model, model_config, weight_units
+from p2pllm.execution.architecture import SlicedModel, build_model, model_config, weight_units
 from p2pllm.execution.checkpoint import Checkpoint
 from p2pllm.execution.selfcheck import check_architecture
 from p2pllm.execution.stage import Stage
 
-__all__ = ["load_stage"]
+__all__ = ["Loader"]
 
 
-def load_stage(
-    checkpoint: Checkpoint,
-    start: int,
-    end: int,
-    *,
-    dtype: str,
-    device: str,
-    progress: Callable[[int, int], None] | None = None,
-) -> Stage:
-    """Load layers [start, end) of ``checkpoint`` in ``dtype`` onto ``device``.
+class Loader:
+    """A checkpoint, and the `Stage` that its layers are loaded into; at first it holds none."""
 
-    Memory peaks at the slice and one parameter. ``progress`` hears (bytes fetched and loaded, in all). Raises
-    `ModelError` if the range is not in the model, a tensor is missing or has a wrong shape, or the model
-    cannot be sliced.
-    """
-    if not 0 <= start < end <= checkpoint.layers:
-        raise ModelError(f"{checkpoint.name} has layers 0:{checkpoint.layers}, not {start}:{end}")
-    config = model_config(checkpoint)
-    check_architecture(config)
-    model = build_model(config, getattr(torch, dtype))
-    units = weight_units(checkpoint, model)
-    sliced = SlicedModel(model, start, end)
-    wanted = sliced.states()
-    if missing := [name for name in wanted if name not in units]:
-        raise ModelError(f"{checkpoint.name} lacks {len(missing)} tensors of the model, first {missing[0]}")
-    size = sum(state.nbytes for state in wanted.values())
+    def __init__(self, checkpoint: Checkpoint, *, dtype: str, device: str) -> None:
+        """Build the model without weights, in a second or more; raises `ModelError` if it cannot be
+        sliced.
+        """
+        config = model_config(checkpoint)
+        check_architecture(config)
+        model = build_model(config, getattr(torch, dtype))
+        self._checkpoint = checkpoint
+        self._device = torch.device(device)
+        self._units = weight_units(checkpoint, model)
+        self._model = SlicedModel(model, self._device)
+        self.stage = Stage(self._model, dtype=dtype, device=device)
 
-    def report(fetched: int, to_fetch: int, loaded: int) -> None:
-        if progress is not None:
-            progress(fetched + loaded, to_fetch + size)
+    def load(self, start: int, end: int, progress: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Read what is not here yet of layers [start, end). The stage may run its other layers meanwhile.
 
-    sources = [source for name in wanted for source in units[name].sources]
-    fetched = checkpoint.fetch(sources, lambda done, total: report(done, total, 0))
-    _fill(
-        checkpoint,
-        sliced,
-        wanted,
-        units,
-        device=torch.device(device),
-        progress=lambda loaded: report(fetched, fetched, loaded),
-    )
-    sliced.finish(torch.device(device))
-    return Stage(sliced, dtype=dtype, device=device)
+        Memory peaks at the new layers and one parameter. ``progress`` hears (bytes fetched and loaded, in
+        all). Raises `ModelError` if the range is not in the model, or a tensor is missing or has a wrong
+        shape; what was read before that stays until the stage is told what to retain.
+        """
+        if not 0 <= start < end <= self._model.layers:
+            name, layers = self._checkpoint.name, self._model.layers
+            raise ModelError(f"{name} has layers 0:{layers}, not {start}:{end}")
+        wanted = self._model.missing(start, end)
+        if lacking := [name for name in wanted if name not in self._units]:
+            raise ModelError(
+                f"{self._checkpoint.name} lacks {len(lacking)} tensors of the model, first {lacking[0]}"
+            )
+        size = sum(state.nbytes for state in wanted.values())
+        sources = [source for name in wanted for source in self._units[name].sources]
+        fetched = self._checkpoint.fetch(sources, lambda done, total: progress(done, total + size))
+        self._fill(wanted, lambda loaded: progress(fetched + loaded, fetched + size))
 
+    def _fill(self, wanted: dict[str, Tensor], progress: Callable[[int], None]) -> None:
+        done = 0
+        # A head tied to the embedding is one tensor where both are here; else each has a copy of its own.
+        made_of = {self._units[name].sources: value for name, value in self._model.held().items()}
+        filled: set[str] = set()
+        for name, state in wanted.items():
+            unit = self._units[name]
+            if unit.sources in made_of and name not in filled:
+                self._model.put(name, made_of[unit.sources])
+            elif name not in filled:
+                stored = {source: self._read(source) for source in unit.sources}
+                for target, value in unit.assemble(stored).items():
+                    if target in wanted:
+                        placed = value.to(device=self._device, dtype=wanted[target].dtype).contiguous()
+                        self._model.put(target, placed)
+                        filled.add(target)
+                        made_of[unit.sources] = placed
+            done += state.nbytes
+            progress(done)
 
-def _fill(
-    checkpoint: Checkpoint,
-    sliced: SlicedModel,
-    wanted: Mapping[str, Tensor],
-    units: Mapping[str, WeightUnit],
-    *,
-    device: torch.device,
-    progress: Callable[[int], None],
-) -> None:
-    done = 0
-    # A head tied to the embedding is one tensor in a whole model; else the last stage has a copy of its own.
-    made_of: dict[tuple[str, ...], Tensor] = {}
-    filled: set[str] = set()
-    for name, state in wanted.items():
-        unit = units[name]
-        if unit.sources in made_of and name not in filled:
-            sliced.put(name, made_of[unit.sources])
-        elif name not in filled:
-            stored = {source: _to_tensor(checkpoint, source) for source in unit.sources}
-            for target, value in unit.assemble(stored).items():
-                if target in wanted:
-                    placed = value.to(device=device, dtype=wanted[target].dtype).contiguous()
-                    sliced.put(target, placed)
-                    filled.add(target)
-                    made_of[unit.sources] = placed
-        done += state.nbytes
-        progress(done)
-
-
-def _to_tensor(checkpoint: Checkpoint, name: str) -> Tensor:
-    array = checkpoint.read(name)
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+    def _read(self, name: str) -> Tensor:
+        array = self._checkpoint.read(name)
+        tensor = torch.from_numpy(array)
+        return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor

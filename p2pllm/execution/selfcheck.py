@@ -23,6 +23,9 @@ from p2pllm.execution.stage import Stage
 
 __all__ = ["check_architecture"]
 
+_Half = tuple[Stage, int, int]
+"""A model and the layers [start, end) that it holds."""
+
 _VOCABULARY = 96
 _PROMPTS = ((3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26), (2, 71, 82, 81, 82, 84, 59, 4, 52))
 _CHUNKS = (7, 1, 4)
@@ -90,9 +93,9 @@ def _check(arguments: str) -> None:
     values = json.loads(arguments)
     kind = values["model_type"]
     try:
-        whole, stages = _build(values)
+        whole, halves = _build(values)
         expected = [whole(torch.tensor([prompt])).logits[0] for prompt in _PROMPTS]
-        actual = _serve(stages)
+        actual = _serve(halves)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
@@ -105,7 +108,7 @@ def _check(arguments: str) -> None:
             )
 
 
-def _build(values: dict[str, Any]) -> tuple[Any, list[Stage]]:
+def _build(values: dict[str, Any]) -> tuple[Any, list[_Half]]:
     """The whole tiny model with random weights, as transformers runs it, and the same cut in two."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -116,29 +119,31 @@ def _build(values: dict[str, Any]) -> tuple[Any, list[Stage]]:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
     weights = whole.state_dict()
     layers = whole.config.num_hidden_layers
-    stages = []
+    halves = []
     for start, end in ((0, layers // 2), (layers // 2, layers)):
         if start < end:
-            sliced = SlicedModel(build_model(AutoConfig.for_model(**values), torch.float32), start, end)
-            for name in sliced.states():
+            # Two models: neither half can have anything of the other.
+            model = build_model(AutoConfig.for_model(**values), torch.float32)
+            sliced = SlicedModel(model, torch.device("cpu"))
+            for name in sliced.missing(start, end):
                 sliced.put(name, weights[name])
-            stages.append(Stage(sliced, dtype="float32", device="cpu"))
-    return whole, stages
+            halves.append((Stage(sliced, dtype="float32", device="cpu"), start, end))
+    return whole, halves
 
 
-def _serve(stages: list[Stage]) -> list[Tensor]:
+def _serve(halves: list[_Half]) -> list[Tensor]:
     """Logits of both prompts, prefilled in uneven chunks side by side."""
-    caches = [[SessionCache(stage.start, stage.end, 16) for _ in _PROMPTS] for stage in stages]
+    caches = [[SessionCache(start, end, 16) for _ in _PROMPTS] for _, start, end in halves]
     logits: list[list[Tensor]] = [[] for _ in _PROMPTS]
     position = 0
     for size in _CHUNKS:
         chunks = [torch.tensor(prompt[position : position + size]) for prompt in _PROMPTS]
         present = [index for index, chunk in enumerate(chunks) if len(chunk)]
         hidden = torch.cat([chunks[index] for index in present])
-        for stage, own in zip(stages, caches, strict=True):
+        for (stage, start, end), own in zip(halves, caches, strict=True):
             segments = [Segment(own[index], position, len(chunks[index])) for index in present]
-            hidden = stage.forward(segments, hidden, stage.start, stage.end)
-        parts = torch.split(stages[-1].logits(hidden), [len(chunks[index]) for index in present])
+            hidden = stage.forward(segments, hidden, start, end)
+        parts = torch.split(halves[-1][0].logits(hidden), [len(chunks[index]) for index in present])
         for index, part in zip(present, parts, strict=True):
             logits[index].append(part)
         position += size

@@ -1,8 +1,8 @@
-"""A loaded slice and its forward pass over a ragged batch."""
+"""The layers that are here, and their forward pass over a ragged batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -14,21 +14,27 @@ __all__ = ["Stage"]
 
 
 class Stage:
-    """Decoder layers [start, end) ready to run. Not for two threads at once."""
+    """A model with some of its layers ready to run. One thread runs it; another may fill layers meanwhile."""
 
     def __init__(self, model: SlicedModel, *, dtype: str, device: str) -> None:
-        self.start, self.end = model.start, model.end
-        self.is_last = model.is_last
+        self.layers = model.layers
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = torch.device(device)
         self._model = model
-        sizes = {state.data_ptr(): state.nbytes for state in model.states().values()}  # tied ones count once
-        self.weight_bytes = sum(sizes.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are here. Not while layers are being filled."""
+        sizes = {state.data_ptr(): state.nbytes for state in self._model.held().values()}
+        return sum(sizes.values())  # tied ones count once
+
+    def retain(self, layers: Collection[int]) -> None:
+        """Keep these layers, and free the memory of all others. Not while layers are being filled."""
+        self._model.retain(layers)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], inputs: Tensor, start: int, end: int) -> Tensor:
-        """Run layers [start, end), a sub-range of the slice, over the tokens of the segments, one after the
-        other.
+        """Run layers [start, end), which must be here, over the tokens of the segments, one after the other.
 
         ``inputs`` are token ids (tokens,) at layer 0, hidden states (tokens, hidden) of any float type after
         it. Returns hidden states (tokens, hidden). The segments' caches take the new keys and values.

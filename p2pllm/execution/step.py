@@ -18,9 +18,7 @@ from p2pllm.execution.stage import Stage
 from p2pllm.execution.types import DTYPES, Activation, SamplingParams, StageOutput
 from p2pllm.execution.work import Outcome, StepTimes, Work
 
-__all__ = ["measure", "run_step"]
-
-_MEASURED_STEPS = 4
+__all__ = ["Trial", "run_step"]
 
 log = structlog.get_logger()
 
@@ -51,25 +49,44 @@ def run_step(stage: Stage, works: Sequence[Work]) -> tuple[list[Outcome], StepTi
     return [outcomes[index] for index in range(len(works))], times
 
 
-def measure(stage: Stage, hidden: int) -> tuple[StepTimes, int]:
-    """Decode a little. Returns the times of a step, and the KV bytes of one token in one layer.
-
-    Raises `ModelError` if the stage cannot run here.
+class Trial:
+    """Decoding a little through layers [start, end), one step at a time, so that others' steps fit
+    between.
     """
-    zeros = Activation("float32", (1, hidden), bytes(hidden * DTYPES["float32"]))
-    inputs: Sequence[int] | Activation = [0] if stage.start == 0 else zeros
-    sampling = SamplingParams(temperature=0) if stage.is_last else None
-    cache = SessionCache(stage.start, stage.end, BLOCK_TOKENS)
-    layer_s: list[float] = []
-    head_s: list[float] = []
-    for position in range(1 + _MEASURED_STEPS):
-        (outcome,), times = run_step(stage, [Work(cache, stage.start, stage.end, position, inputs, sampling)])
+
+    STEPS = 5
+
+    def __init__(self, stage: Stage, start: int, end: int, hidden: int) -> None:
+        """``hidden`` is the width of hidden states."""
+        zeros = Activation("float32", (1, hidden), bytes(hidden * DTYPES["float32"]))
+        self._inputs: Sequence[int] | Activation = [0] if start == 0 else zeros
+        self._sampling = SamplingParams(temperature=0) if end == stage.layers else None
+        self._stage, self._start, self._end = stage, start, end
+        self._cache = SessionCache(start, end, BLOCK_TOKENS)
+        self._times: list[StepTimes] = []
+
+    def step(self) -> None:
+        """Run one step, of `STEPS` in all; raises `ModelError` if the layers cannot run here."""
+        position, start, end = len(self._times), self._start, self._end
+        work = Work(self._cache, start, end, position, self._inputs, self._sampling)
+        (outcome,), times = run_step(self._stage, [work])
         if isinstance(outcome, P2PLLMError):
-            raise ModelError(f"layers {stage.start}:{stage.end} do not run on {stage.device}: {outcome}")
-        layer_s.append(times.layer_s or 0.0)
-        head_s.append(times.head_s or 0.0)
-    # The first step also pays for what is made once.
-    return StepTimes(median(layer_s[1:]), median(head_s[1:])), cache.token_bytes
+            raise ModelError(f"layers {start}:{end} do not run on {self._stage.device}: {outcome}")
+        self._times.append(times)
+
+    @property
+    def times(self) -> StepTimes:
+        """The times of a step. The first one does not count: it also pays for what is made once."""
+        counted = self._times[1:]
+        return StepTimes(
+            median(times.layer_s or 0.0 for times in counted),
+            median(times.head_s or 0.0 for times in counted),
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """KV bytes of one token in one layer."""
+        return self._cache.token_bytes
 
 
 def _run_group(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepTimes) -> list[Outcome]:
@@ -96,7 +113,7 @@ def _forward(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepT
     rows = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
     hidden = stage.forward(segments, rows, start, end)
     stage.synchronize()
-    is_final = stage.is_last and end == stage.end
+    is_final = end == stage.layers
     outcomes: list[Outcome]
     if not is_final:
         parts = torch.split(hidden.cpu(), [work.count for work in works])

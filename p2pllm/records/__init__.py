@@ -10,6 +10,7 @@ when a record is opened; what comes out is frozen and typed.
 """
 
 from p2pllm.records.bodies import (
+    MAX_EPOCH,
     PLAN_ENTRIES,
     Body,
     ClaimBody,
@@ -38,6 +39,7 @@ from p2pllm.records.secrecy import SwarmKey, read_swarm_key
 
 __all__ = [
     "MAX_DIRECTORY_BITS",
+    "MAX_EPOCH",
     "MAX_PLAN_PARTS",
     "MAX_RECORD_BYTES",
     "MAX_TTL_S",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 
 from p2pllm.errors import RecordError
-from p2pllm.records.fields import Fields
+from p2pllm.records.fields import MAX_NUMBER, Fields
 from p2pllm.records.keys import MAX_DIRECTORY_BITS, MAX_PLAN_PARTS
 
 __all__ = [
@@ -34,9 +33,10 @@ MAX_EPOCH: Final = 2**53
 """Leaders count up from the highest epoch seen, one at a time."""
 
 PLAN_ENTRIES: Final = 32
-"""What one part of a plan has room for."""
+"""What one part of a plan has room for, whatever it says and also when it is sealed."""
 
 _MAX_LAYERS = 4096
+_MAX_GENERATION = 2**32 - 1  # a plan repeats what its peers say, and must still fit a record
 _MAX_SECONDS = 3600.0
 _MAX_RHO = 10.0  # sums of absurd figures would be infinite, and medians of them everybody's problem
 _FINGERPRINT_BYTES = 32
@@ -187,7 +187,7 @@ class MetricsBody:
         fields = Fields(packed, 11)
         return cls(
             spans=tuple(_span(item) for item in fields.items(3)),
-            generation=fields.count(),
+            generation=fields.count(_MAX_GENERATION),
             layer_s=fields.number(_MAX_SECONDS),
             head_s=fields.number(_MAX_SECONDS),
             wait_s=fields.number(_MAX_SECONDS),
@@ -283,7 +283,7 @@ class PlanBody:
             parts=parts,
             replicas=fields.count(_MAX_LAYERS),
             stages=fields.count(),
-            score=fields.number(lowest=-math.inf),
+            score=fields.number(lowest=-MAX_NUMBER),
             force=fields.flag(),
             entries=tuple(_plan_entry(item) for item in fields.items(PLAN_ENTRIES)),
         )
@@ -343,7 +343,7 @@ def _plan_entry(packed: object) -> PlanEntry:
     peer, start, end = fields.octets(8).hex(), fields.count(_MAX_LAYERS), fields.count(_MAX_LAYERS)
     if start >= end:
         raise RecordError(f"a record plans the empty slice {start}:{end}")
-    return PlanEntry(peer, start, end, fields.count())
+    return PlanEntry(peer, start, end, fields.count(_MAX_GENERATION))
 
 
 def _rho(packed: object) -> tuple[str, float]:

@@ -13,10 +13,9 @@ from p2pllm.records.bodies import BODIES, CODES, Body, Kind
 from p2pllm.records.fields import Fields
 from p2pllm.records.keys import (
     MAX_DIRECTORY_BITS,
-    MAX_PLAN_PARTS,
     directory_key,
+    is_plan_key,
     leader_key,
-    plan_key,
     swarms_key,
 )
 from p2pllm.records.secrecy import SwarmKey
@@ -59,7 +58,7 @@ class Header:
             case "claim":
                 return key == leader_key(self.swarm)
             case "plan":
-                return any(key == plan_key(self.swarm, part) for part in range(MAX_PLAN_PARTS))
+                return is_plan_key(self.swarm, key)
             case _:
                 node_id = bytes.fromhex(self.peer_id)
                 shards = (directory_key(self.swarm, node_id, bits) for bits in range(MAX_DIRECTORY_BITS + 1))
@@ -68,7 +67,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record whose signature is checked. ``ttl`` is seconds, ``raw`` the signed bytes."""
+    """A record whose signature is checked. ``ttl`` is seconds, ``raw`` the signed bytes.
+
+    It keeps no unpacked body: a thousand bytes of empty lists would take sixty thousand in memory.
+    """
 
     kind: Kind
     swarm: bytes
@@ -76,7 +78,6 @@ class Record:
     peer_id: PeerId
     seq: int
     ttl: float
-    packed: object
     raw: bytes
 
     def body(self, secret: SwarmKey | None = None) -> Body:
@@ -85,15 +86,12 @@ class Record:
         RecordError if a field is wrong, or if the body is sealed, or is not, against what ``secret`` wants:
         a private swarm takes nothing that was not sealed with its key.
         """
-        packed = self.packed
+        packed = _parse_envelope(self.raw)[1]
         if isinstance(packed, bytes) != (secret is not None):
             raise RecordError("a record of a private swarm is sealed, others are not")
         if secret is not None:
-            packed = _unpack(
-                secret.reveal(
-                    cast(bytes, packed), _sealed_with(self.kind, self.swarm, self.public_key, self.seq)
-                )
-            )
+            context = _sealed_with(self.kind, self.swarm, self.public_key, self.seq)
+            packed = _unpack(secret.reveal(cast(bytes, packed), context))
         return BODIES[CODES[self.kind]].parse(packed)
 
 
@@ -116,16 +114,19 @@ def seal(
     except (OverflowError, TypeError, ValueError) as error:
         raise RecordError(f"a {body.kind} record cannot be encoded: {error}") from error
     raw = unsigned + _SIGNATURE_HEAD + identity.sign(_CONTEXT + unsigned)
-    _to_record(raw, *_parse_envelope(raw)).body(secret)  # what others would refuse is refused here
+    _to_record(raw, peek(raw)).body(secret)  # what others would refuse is refused here
     return raw
 
 
 def open_record(raw: bytes) -> Record:
-    """Check a record's form and signature; RecordError if anything about it is wrong."""
-    header, packed_body = _parse_envelope(raw)
+    """Check a record's form and signature; RecordError if anything about them is wrong.
+
+    What it says is not looked at before ``Record.body``: whoever only passes a record on need not know.
+    """
+    header = peek(raw)
     if not verify(header.public_key, _CONTEXT + raw[:-_SEAL_BYTES], raw[-_SIGNATURE_BYTES:]):
         raise RecordError("the record's signature is not by the key it names")
-    return _to_record(raw, header, packed_body)
+    return _to_record(raw, header)
 
 
 def peek(raw: bytes) -> Header:
@@ -133,7 +134,7 @@ def peek(raw: bytes) -> Header:
     return _parse_envelope(raw)[0]
 
 
-def _to_record(raw: bytes, header: Header, packed_body: object) -> Record:
+def _to_record(raw: bytes, header: Header) -> Record:
     return Record(
         kind=header.kind,
         swarm=header.swarm,
@@ -141,7 +142,6 @@ def _to_record(raw: bytes, header: Header, packed_body: object) -> Record:
         peer_id=header.peer_id,
         seq=header.seq,
         ttl=header.ttl,
-        packed=packed_body,
         raw=raw,
     )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import cast
+from typing import Final, cast
 
 from p2pllm.errors import RecordError
 
-__all__ = ["MAX_INT", "Fields"]
+__all__ = ["MAX_INT", "MAX_NUMBER", "Fields"]
 
-MAX_INT = 2**63 - 1
+MAX_INT: Final = 2**63 - 1
+
+MAX_NUMBER: Final = (2 - 2**-23) * 2.0**127
+"""The largest that single precision holds, in which records are written; sums of many are finite still."""
 
 
 class Fields:
@@ -55,12 +57,12 @@ class Fields:
             raise RecordError(f"a record has something else where a whole number up to {limit} belongs")
         return value
 
-    def number(self, limit: float = math.inf, *, lowest: float = 0.0) -> float:
-        """A finite number from ``lowest`` to ``limit``."""
+    def number(self, limit: float = MAX_NUMBER, *, lowest: float = 0.0) -> float:
+        """A number from ``lowest`` to ``limit``."""
         value = self.next()
-        if not isinstance(value, float) or not math.isfinite(value) or not lowest <= value <= limit:
+        if not isinstance(value, float) or not lowest <= value <= limit:  # NaN is nowhere between
             raise RecordError(
-                f"a record has something else where a finite number from {lowest:g} to {limit:g} belongs"
+                f"a record has something else where a number from {lowest:g} to {limit:g} belongs"
             )
         return value
 

@@ -16,6 +16,7 @@ __all__ = [
     "SWARM_SHARDS",
     "directory_key",
     "directory_keys",
+    "is_plan_key",
     "leader_key",
     "plan_key",
     "swarm_id",
@@ -27,7 +28,7 @@ MAX_DIRECTORY_BITS: Final = 9
 """Shards are not cut smaller than this: 512 of them serve 4096 peers."""
 
 MAX_PLAN_PARTS: Final = 256
-"""Records that one plan may be cut into."""
+"""Records that one plan may be cut into: as many as a byte tells apart."""
 
 SWARM_SHARDS: Final = 4
 """Keys among which the index of all swarms is shared out."""
@@ -38,7 +39,6 @@ def swarm_id(fingerprint: str) -> bytes:
     return _key(b"swarm", fingerprint.encode())
 
 
-@lru_cache(4096)
 def directory_key(swarm: bytes, node_id: bytes, bits: int) -> bytes:
     """The key of the shard of a directory of ``2**bits`` shards to which a 20-byte node id belongs."""
     return _shard_key(swarm, bits, int.from_bytes(node_id[:2]) >> (16 - bits))
@@ -55,10 +55,18 @@ def leader_key(swarm: bytes) -> bytes:
     return _key(b"leader", swarm)
 
 
-@lru_cache(1024)
 def plan_key(swarm: bytes, part: int) -> bytes:
-    """The key of one part of the swarm's plan."""
-    return _key(b"plan", swarm, part.to_bytes(2))
+    """The key of one part of the swarm's plan.
+
+    Only the first byte tells the parts of a plan apart, which is enough to spread them over the DHT.
+    """
+    first = _plan_key(swarm)
+    return bytes([first[0] ^ part]) + first[1:]
+
+
+def is_plan_key(swarm: bytes, key: bytes) -> bool:
+    """Whether ``key``, 20 bytes, is that of some part of the swarm's plan."""
+    return key[1:] == _plan_key(swarm)[1:]
 
 
 def swarms_key(swarm: bytes) -> bytes:
@@ -69,6 +77,11 @@ def swarms_key(swarm: bytes) -> bytes:
 def swarms_keys() -> list[bytes]:
     """All keys of the index of all swarms."""
     return [swarms_key(bytes([shard])) for shard in range(SWARM_SHARDS)]
+
+
+@lru_cache(256)
+def _plan_key(swarm: bytes) -> bytes:
+    return _key(b"plan", swarm)
 
 
 @lru_cache(4096)

@@ -1,6 +1,6 @@
 """Placement and routing as pure functions: no clock, socket, thread or randomness that is not passed in."""
 
-from p2pllm.scheduling.capacity import Budget, Fit, ModelSize, capacity, fit_slice
+from p2pllm.scheduling.capacity import WORKSPACE_BYTES, Budget, Fit, ModelSize, fit_slice, kv_room
 from p2pllm.scheduling.load import coefficient_of_variation, loads, spread, window
 from p2pllm.scheduling.membership import (
     Decision,
@@ -47,6 +47,7 @@ from p2pllm.scheduling.types import (
 __all__ = [
     "EXHAUSTIVE_PEERS",
     "STALE_S",
+    "WORKSPACE_BYTES",
     "Assignment",
     "Budget",
     "Candidate",
@@ -82,7 +83,6 @@ __all__ = [
     "Stage",
     "State",
     "Terms",
-    "capacity",
     "coefficient_of_variation",
     "decide",
     "derive_regions",
@@ -90,6 +90,7 @@ __all__ = [
     "fill",
     "find_chain",
     "fit_slice",
+    "kv_room",
     "loads",
     "mend",
     "place",

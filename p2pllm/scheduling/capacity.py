@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2pllm.errors import ModelError
 from p2pllm.scheduling.types import Capacity
 
-__all__ = ["Budget", "Fit", "ModelSize", "capacity", "fit_slice"]
+__all__ = ["WORKSPACE_BYTES", "Budget", "Fit", "ModelSize", "fit_slice", "kv_room"]
 
 KV_RESERVE_TOKENS = 2048
 """A slice without room for this many tokens of KV cache could hold weights, but serve nobody."""
@@ -112,9 +113,12 @@ class Fit:
     kv_bytes: int
 
 
-def capacity(size: ModelSize, memory: int) -> int:
-    """Layers that fit into ``memory`` bytes as a middle stage, KV reserve and workspace taken off (c_i)."""
-    return Budget().capacity(size, memory).middle
+def kv_room(size: ModelSize, memory: int, slices: Sequence[tuple[int, int]]) -> int:
+    """Bytes for KV caches beside the weights of ``slices``, which are apart from each other."""
+    layers = sum(end - start for start, end in slices)
+    rest = memory - WORKSPACE_BYTES - sum(size.weights(start, end) for start, end in slices)
+    needed = KV_RESERVE_TOKENS * size.kv_bytes_per_token_layer * layers
+    return max(0, min(rest, max(needed, memory // KV_SHARE)))
 
 
 def fit_slice(size: ModelSize, memory: int, layers: tuple[int, int] | None) -> Fit:
@@ -128,8 +132,8 @@ def fit_slice(size: ModelSize, memory: int, layers: tuple[int, int] | None) -> F
     rest = memory - WORKSPACE_BYTES - size.weights(start, end)
     needed = KV_RESERVE_TOKENS * size.kv_bytes_per_token_layer * (end - start)
     if rest >= needed:
-        return Fit(start, end, max(needed, min(rest, memory // KV_SHARE)))
-    fits = capacity(size, memory)
+        return Fit(start, end, kv_room(size, memory, [(start, end)]))
+    fits = Budget().capacity(size, memory).middle
     raise ModelError(
         f"layers {start}:{end} need {_mib(memory - rest + needed)} but this peer has {_mib(memory)}: "
         + (f"pass --layers with at most {fits}, or " if fits else "")

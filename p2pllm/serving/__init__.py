@@ -2,32 +2,37 @@
 terminal.
 """
 
+from p2pllm.serving.allocator import Allocator
 from p2pllm.serving.api import Api
 from p2pllm.serving.client import ApiClient, Figures, api_client
 from p2pllm.serving.completion import Completer
 from p2pllm.serving.generation import Generator
+from p2pllm.serving.operator import OPERATOR_COMMANDS, Operator
 from p2pllm.serving.repl import chat_loop, print_answer
 from p2pllm.serving.router import Router
 from p2pllm.serving.session import Network
 from p2pllm.serving.stages import Stages
-from p2pllm.serving.status import chain_json, swarm_json
-from p2pllm.serving.tables import make_console, print_swarm, ranges
+from p2pllm.serving.status import Status
+from p2pllm.serving.tables import make_console, print_swarm, ranges, swarm_table
 
 __all__ = [
+    "OPERATOR_COMMANDS",
+    "Allocator",
     "Api",
     "ApiClient",
     "Completer",
     "Figures",
     "Generator",
     "Network",
+    "Operator",
     "Router",
     "Stages",
+    "Status",
     "api_client",
-    "chain_json",
     "chat_loop",
     "make_console",
     "print_answer",
     "print_swarm",
     "ranges",
-    "swarm_json",
+    "swarm_table",
 ]

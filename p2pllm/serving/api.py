@@ -6,7 +6,7 @@ import json
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
@@ -16,9 +16,10 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from p2pllm.errors import BusyError, ContextLengthError, NoRouteError, P2PLLMError, RequestError
-from p2pllm.scheduling import Chain
 from p2pllm.serving.completion import Completer, Finished, Text
+from p2pllm.serving.operator import Operator, operator_routes
 from p2pllm.serving.schemas import ChatBody
+from p2pllm.serving.status import Status
 
 __all__ = ["Api"]
 
@@ -34,23 +35,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Api:
     """Routes and handlers. ``completer`` is None until this peer can serve."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        swarm: Callable[[], Json],
-        missing: Callable[[], Sequence[tuple[int, int]]],
-        stages: Callable[[Chain], list[Json]],
-        rng: random.Random,
-    ) -> None:
-        """``swarm`` gives the body of ``/api/swarm``, ``missing`` the layers without a holder, ``stages`` the
-        JSON of a chain's stages.
-        """
+    def __init__(self, *, status: Status, operator: Operator, rng: random.Random) -> None:
         self.completer: Completer | None = None
-        self._model = model
-        self._swarm = swarm
-        self._missing = missing
-        self._stages = stages
+        self.unavailable = ""
+        """Why this peer answers nobody any more; empty while it does."""
+        self._model = status.model
+        self._status = status
+        self._operator = operator
         self._rng = rng
         self._started = int(time.time())
 
@@ -63,23 +54,36 @@ class Api:
                 web.get("/v1/models", self._models),
                 web.get("/healthz", self._health),
                 web.get("/api/swarm", self._view),
+                web.get("/api/cluster", self._cluster_file),
+                *operator_routes(self._operator),
             ]
         )
         return app
 
     async def _health(self, _request: web.Request) -> web.Response:
         """200 once requests can be answered from here, 503 while the swarm does not cover the model."""
-        missing = self._missing()
-        ready = self.completer is not None and not missing
-        body = {"status": "ok" if ready else "starting", "missing": missing}
+        missing = self._status.missing()
+        ready = self.completer is not None and not missing and not self.unavailable
+        status = "leaving" if self.unavailable else "ok" if ready else "starting"
+        body = {"status": status, "missing": missing}
         return web.json_response(body, status=200 if ready else 503)
 
     async def _view(self, _request: web.Request) -> web.Response:
-        return web.json_response(self._swarm())
+        return web.json_response(self._status.swarm())
+
+    async def _cluster_file(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._status.cluster())
 
     async def _models(self, _request: web.Request) -> web.Response:
-        model = {"id": self._model, "object": "model", "created": self._started, "owned_by": "p2pllm"}
-        return web.json_response({"object": "list", "data": [model]})
+        """The model of this swarm, then those that other swarms of the network serve."""
+        owners = {self._model: "p2pllm"}
+        for name in await self._status.other_models():
+            owners.setdefault(name, "another swarm")
+        models = [
+            {"id": name, "object": "model", "created": self._started, "owned_by": owner}
+            for name, owner in owners.items()
+        ]
+        return web.json_response({"object": "list", "data": models})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = ChatBody.model_validate(await _json(request))
@@ -87,8 +91,9 @@ class Api:
             raise web.HTTPNotFound(
                 text=f"the model {body.model!r} does not exist here: this swarm serves {self._model!r}"
             )
-        if self.completer is None:
-            raise web.HTTPServiceUnavailable(text="this peer is still loading its layers: try again shortly")
+        if self.completer is None or self.unavailable:
+            reason = self.unavailable or "this peer is still starting: try again shortly"
+            raise web.HTTPServiceUnavailable(text=reason)
         answer = self.completer.complete(body.prompt(default_seed=self._rng.getrandbits(63)))
         async with aclosing(answer):
             return await (self._stream(request, body, answer) if body.stream else self._plain(answer))
@@ -162,7 +167,7 @@ class Api:
         """Our extension of the answer: the chain that made it and how fast."""
         return {
             "token_ids": list(finished.token_ids),
-            "chain": self._stages(finished.chain),
+            "chain": self._status.stages(finished.chain),
             "ttft_s": round(finished.ttft_s, 4),
             "tokens_per_s": round(finished.tokens_per_s, 2),
         }

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from p2pllm.errors import P2PLLMError, SessionError
+from p2pllm.serving.operator import OPERATOR_HEADER
 
 __all__ = ["Answer", "ApiClient", "Figures", "api_client"]
 
@@ -52,9 +53,25 @@ class ApiClient:
 
     async def swarm(self) -> Json:
         """``/api/swarm``. Raises P2PLLMError."""
+        return await self._get("/api/swarm")
+
+    async def cluster(self) -> Json:
+        """``/api/cluster``: the swarm as a CLUSTER.json. Raises P2PLLMError."""
+        return await self._get("/api/cluster")
+
+    async def _get(self, path: str) -> Json:
         try:
-            async with self._http.get(f"{self.url}/api/swarm") as response:
+            async with self._http.get(f"{self.url}{path}") as response:
                 return await self._checked(response)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._unreachable(error) from error
+
+    async def operate(self, command: str, *, force: bool = False) -> None:
+        """Give the peer an operator command. Raises P2PLLMError."""
+        url, params = f"{self.url}/api/{command}", {"force": "1"} if force else {}
+        try:
+            async with self._http.post(url, headers={OPERATOR_HEADER: "1"}, params=params) as response:
+                await self._checked(response)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from error
 

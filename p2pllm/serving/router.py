@@ -65,7 +65,7 @@ class Router:
         better than none.
         """
         now = self._clock()
-        self._follow(now)
+        self.follow()
         find = partial(
             self._routes.find,
             entry=self._own,
@@ -86,22 +86,31 @@ class Router:
             self._choices.add(self._routes.work_s(chain), now)
         return chain
 
-    def _follow(self, now: float) -> None:
-        """Tell the routes what has changed in the view."""
+    def follow(self) -> None:
+        """Tell the routes what has changed in the view. Called after each batch of records, it leaves `chain`
+        little to catch up with.
+        """
+        now = self._clock()
+        self._view.expire(now)
         self._version, news = self._view.news(self._version)
         for peer in reversed(news):
             self._followed.pop(peer, None)
-            self._followed[peer] = None
             state = self._view.peer(peer, now)
-            if state is not None:
-                self._latencies.put(state)
-                self._routes.put(peer, state.holders())
-                self._choices.heard(peer, state.heard_s)
-        # Who is gone sends no news of it.
+            if state is None:
+                self._drop(peer)
+                continue
+            self._followed[peer] = None
+            self._latencies.put(state)
+            self._routes.put(peer, state.holders())
+            self._choices.heard(peer, state.heard_s)
+        # The view forgets who left long ago, and does not tell a reader who comes seldom.
         while self._followed and self._view.peer(peer := next(iter(self._followed)), now) is None:
             del self._followed[peer]
-            self._latencies.drop(peer)
-            self._routes.drop(peer)
+            self._drop(peer)
+
+    def _drop(self, peer: PeerId) -> None:
+        self._latencies.drop(peer)
+        self._routes.drop(peer)
 
     def blame(self, peers: Iterable[PeerId]) -> None:
         """These peers failed a session: avoid them, the longer the more often."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
-from p2pllm.errors import BusyError, LinkError, P2PLLMError, UnreachedError
+from p2pllm.errors import LinkError, P2PLLMError, UnreachedError
 from p2pllm.execution import Activation, SamplingParams
 from p2pllm.scheduling import PeerId
+from p2pllm.serving.seat import Seat, StageWork
 from p2pllm.transport import Close, Failed, Hidden, Message, Open, Opened, Renew, Token, Tokens
 
 if TYPE_CHECKING:
@@ -24,58 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Stages"]
 
-Work = Tokens | Hidden | Token
-
 MAX_SEATS = 1024
-INBOX = 8192
-"""Frames that may wait for one seat: more prefill chunks than the longest contexts have."""
-
 MAX_WAITING_BYTES = 2**29
 """Hidden states that may wait here in all, whoever sent them."""
 
 log = structlog.get_logger()
 
 
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """This peer's part of one chain."""
-
-    entry: PeerId
-    plan: Open
-    inbox: asyncio.Queue[Work] = field(default_factory=lambda: asyncio.Queue(INBOX))
-    lease: asyncio.Timeout | None = None
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.plan.session, self.plan.stage
-
-    @property
-    def last(self) -> bool:
-        return self.plan.stage == len(self.plan.stages) - 1
-
-    @property
-    def next_peer(self) -> PeerId:
-        """Around the ring: after the last stage comes the first."""
-        return self.plan.stages[(self.plan.stage + 1) % len(self.plan.stages)][0]
-
-    @property
-    def previous_peer(self) -> PeerId:
-        return self.plan.stages[self.plan.stage - 1][0]
-
-    def accepts(self, sender: PeerId, work: Work) -> bool:
-        """Whether ``sender`` is the one peer that may send this kind of work to this stage."""
-        match work:
-            case Tokens():
-                return self.plan.stage == 0 and sender == self.entry
-            case Token():
-                return self.plan.stage == 0 and sender == self.previous_peer
-            case Hidden():
-                return self.plan.stage > 0 and sender == self.previous_peer
-
-
 class Stages:
-    """All seats of this peer. ``run`` owns their tasks."""
+    """All seats of this peer. ``run`` owns their tasks.
+
+    While ``accepting`` is False (this peer leaves, or is paused) nobody gets a new seat; those taken go on.
+    """
 
     def __init__(
         self,
@@ -98,7 +58,10 @@ class Stages:
         self._drain = drain
         self._connect = connect
         self._changed = changed
-        self._seats: dict[tuple[str, int], _Seat] = {}
+        self.accepting = True
+        self._seats: dict[tuple[str, int], Seat] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
         self._tasks: asyncio.TaskGroup | None = None
         self._waiting_bytes = 0
 
@@ -113,7 +76,16 @@ class Stages:
             finally:
                 self._tasks = None
 
-    def receive(self, sender: PeerId, message: Open | Work | Close | Renew) -> None:
+    @property
+    def sessions(self) -> int:
+        """How many seats are taken: stages of sessions, whoever their entries are."""
+        return len(self._seats)
+
+    async def idle(self) -> None:
+        """Wait until no seat is taken."""
+        await self._empty.wait()
+
+    def receive(self, sender: PeerId, message: Open | StageWork | Close | Renew) -> None:
         """Handle one frame. Frames from the wrong peer or for unknown sessions are dropped."""
         match message:
             case Open():
@@ -144,8 +116,9 @@ class Stages:
         if refusal or self._tasks is None:
             self._tell(sender, Opened(plan.session, plan.stage, False, refusal or "this peer is not serving"))
             return
-        seat = _Seat(entry=sender, plan=plan)
+        seat = Seat(entry=sender, plan=plan)
         self._seats[seat.key] = seat
+        self._empty.clear()
         seat.task = self._tasks.create_task(self._serve(seat))
         # Not a `finally` of the task: one that is cancelled before its first step never gets there.
         seat.task.add_done_callback(lambda _: self._left(seat))
@@ -159,11 +132,13 @@ class Stages:
             return "this stage is not mine"
         if (plan.session, plan.stage) in self._seats:
             return "the session is open already"
+        if not self.accepting:
+            return "this peer takes no new sessions: it is leaving or paused"
         if len(self._seats) >= MAX_SEATS:
             return "too many sessions"
         return ""
 
-    def _work(self, sender: PeerId, work: Work) -> None:
+    def _work(self, sender: PeerId, work: StageWork) -> None:
         seat = self._seats.get((work.session, work.stage))
         if seat is None or not seat.accepts(sender, work):
             return
@@ -178,14 +153,14 @@ class Stages:
         seat.inbox.put_nowait(work)
         self._waiting_bytes += _size(work)
 
-    def _of_session(self, entry: PeerId, session: str) -> list[_Seat]:
+    def _of_session(self, entry: PeerId, session: str) -> list[Seat]:
         return [seat for seat in self._seats.values() if seat.entry == entry and seat.plan.session == session]
 
-    def _vacate(self, seat: _Seat) -> None:
+    def _vacate(self, seat: Seat) -> None:
         if seat.task is not None:
             seat.task.cancel()
 
-    async def _serve(self, seat: _Seat) -> None:
+    async def _serve(self, seat: Seat) -> None:
         """The life of a seat: reserve, connect, answer, then work until the lease ends or the entry
         closes.
         """
@@ -214,25 +189,23 @@ class Stages:
             log.exception("session_crashed", session=seat.plan.session[:8], stage=seat.plan.stage)
             self._tell(seat.entry, Failed(*seat.key, "internal error, see the log of this peer"))
 
-    def _left(self, seat: _Seat) -> None:
+    def _left(self, seat: Seat) -> None:
         """The seat's task is over: free what it held."""
         self._executor.release(seat.key)
         del self._seats[seat.key]
+        if not self._seats:
+            self._empty.set()
         while not seat.inbox.empty():
             self._waiting_bytes -= _size(seat.inbox.get_nowait())
         self._changed()
 
-    def _reserve(self, seat: _Seat) -> None:
+    def _reserve(self, seat: Seat) -> None:
         _, start, end = seat.plan.stages[seat.plan.stage]
         plan = seat.plan
-        if not self._executor.start <= start < end <= self._executor.end:
-            raise BusyError(
-                f"layers {start}:{end} are not in my slice {self._executor.start}:{self._executor.end}"
-            )
         sampling = SamplingParams(plan.temperature, plan.top_p, plan.top_k, plan.seed)
         self._executor.reserve(seat.key, start=start, end=end, tokens=plan.reserve, sampling=sampling)
 
-    async def _step(self, seat: _Seat, work: Work) -> None:
+    async def _step(self, seat: Seat, work: StageWork) -> None:
         position, sample = work.position, True
         inputs: list[int] | Activation
         match work:
@@ -264,7 +237,7 @@ class Stages:
         elif output.token is not None:
             await self._emit(seat, position + rows, output.token)
 
-    async def _emit(self, seat: _Seat, position: int, token: int) -> None:
+    async def _emit(self, seat: Seat, position: int, token: int) -> None:
         """Hand a sampled token round the ring first, then to the entry: the entry is not on the critical
         path.
         """
@@ -273,13 +246,13 @@ class Stages:
             await self._forward(seat, Token(seat.plan.session, 0, position, token, ""))
         self._send(seat.entry, Token(seat.plan.session, -1, position, token, final))
 
-    async def _reach_next(self, seat: _Seat) -> None:
+    async def _reach_next(self, seat: Seat) -> None:
         try:
             await self._connect(seat.next_peer)
         except LinkError as error:
             raise UnreachedError(seat.next_peer, str(error)) from error
 
-    async def _forward(self, seat: _Seat, message: Hidden | Token) -> None:
+    async def _forward(self, seat: Seat, message: Hidden | Token) -> None:
         await self._reach_next(seat)
         try:
             await self._drain(seat.next_peer)
@@ -294,6 +267,6 @@ class Stages:
             log.debug("entry_unreachable", peer=peer[:8], reason=str(error))
 
 
-def _size(work: Work) -> int:
+def _size(work: StageWork) -> int:
     """Bytes that waiting costs, beside a small constant."""
     return len(work.data) if isinstance(work, Hidden) else 0

@@ -1,61 +1,119 @@
-"""The body of ``/api/swarm``: the view as plain JSON."""
+"""What a peer sees of its swarm, as the API shows it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from p2pllm.errors import NoRouteError
 from p2pllm.records import MetricsBody
-from p2pllm.scheduling import Chain, PeerId
-from p2pllm.swarm import PeerState
+from p2pllm.scheduling import Chain, ModelSize, uncovered
+from p2pllm.serving.cluster_file import cluster_json
+from p2pllm.serving.router import Router
+from p2pllm.swarm import PREFIX, PeerState, Swarm, SwarmPlan, latency_of
 
-__all__ = ["chain_json", "swarm_json"]
+__all__ = ["Status"]
 
 Json = dict[str, Any]
 
-NO_METRICS = MetricsBody((), 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, ())
+NO_METRICS = MetricsBody((), 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0, ())
 """Of a peer that has not said yet how it does."""
 
 
-def swarm_json(
-    *,
-    swarm: bytes,
-    model: str,
-    layers: int,
-    own: PeerId,
-    peers: Sequence[PeerState],
-    route: Chain | None,
-    bootstrap: str,
-    contacts: int,
-    missing: Sequence[tuple[int, int]],
-) -> Json:
-    """The swarm as one peer sees it.
+class Status:
+    """The swarm as one peer sees it. Everything is as of the call."""
 
-    ``route`` is the chain that a request would take now, ``bootstrap`` what the peer was told to join
-    through, ``contacts`` how many nodes of the DHT it knows.
-    """
+    def __init__(
+        self, *, model: str, size: ModelSize, parameters: float, swarm: Swarm, router: Router, bootstrap: str
+    ) -> None:
+        """``parameters`` are those of one layer; ``bootstrap`` is what the peer was told to join through."""
+        self.model = model
+        self._size = size
+        self._parameters = parameters
+        self._swarm = swarm
+        self._router = router
+        self._bootstrap = bootstrap
+
+    def peers(self) -> tuple[PeerState, ...]:
+        """All live peers."""
+        return self._swarm.view.peers(time.monotonic())
+
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        """Layers that nobody is ready to serve."""
+        holders = [holder for state in self.peers() for holder in state.holders()]
+        return uncovered(self._size.layers, holders)
+
+    async def other_models(self) -> list[str]:
+        """The models that other swarms of the network serve."""
+        return await self._swarm.other_models()
+
+    def swarm(self) -> Json:
+        """The body of ``/api/swarm``: ``route`` is the chain that a request would take now, ``contacts`` how
+        many nodes of the DHT this peer knows.
+        """
+        swarm, peers = self._swarm, self.peers()
+        route: Chain | None = None
+        with suppress(NoRouteError):
+            route = self._router.chain(expected_tokens=1, preview=True)
+        plan = swarm.leadership.plan
+        return {
+            "swarm": swarm.id.hex(),
+            "model": self.model,
+            "layers": self._size.layers,
+            "self": swarm.own,
+            "bootstrap": self._bootstrap,
+            "contacts": swarm.contacts,
+            "missing": [list(gap) for gap in self.missing()],
+            "leader": swarm.leadership.leader,
+            "epoch": swarm.leadership.epoch,
+            "plan": None if plan is None else _plan_json(plan, peers),
+            "route": None
+            if route is None
+            else {"stages": self.stages(route), "latency_s": round(route.latency_s, 6)},
+            "peers": [_peer_json(state, self._size.layers) for state in peers],
+        }
+
+    def cluster(self) -> Json:
+        """The body of ``/api/cluster``: a CLUSTER.json."""
+        peers = self.peers()
+        return cluster_json(
+            name=self.model,
+            size=self._size,
+            parameters=self._parameters,
+            peers=peers,
+            rho=latency_of(peers),
+        )
+
+    def stages(self, chain: Chain) -> list[Json]:
+        """The stages of a chain with the regions of their peers."""
+        regions = {state.peer: state.body.region for state in self.peers()}
+        return [
+            {
+                "peer": stage.peer,
+                "region": regions.get(stage.peer, ""),
+                "start": stage.start,
+                "end": stage.end,
+            }
+            for stage in chain.stages
+        ]
+
+
+def _plan_json(plan: SwarmPlan, peers: Sequence[PeerState]) -> Json:
+    names = {state.peer[:PREFIX]: state.peer for state in peers}
     return {
-        "swarm": swarm.hex(),
-        "model": model,
-        "layers": layers,
-        "self": own,
-        "bootstrap": bootstrap,
-        "contacts": contacts,
-        "missing": [list(gap) for gap in missing],
-        "route": None
-        if route is None
-        else {"stages": chain_json(route, peers), "latency_s": round(route.latency_s, 6)},
-        "peers": [_peer_json(state, layers) for state in peers],
+        "leader": plan.leader,
+        "epoch": plan.epoch,
+        "number": plan.number,
+        "replicas": plan.replicas,
+        "stages": plan.stages,
+        "z": plan.score,
+        "slices": [
+            {"peer": names.get(piece.peer, piece.peer), "start": piece.start, "end": piece.end}
+            for piece in plan.slices
+        ],
     }
-
-
-def chain_json(chain: Chain, peers: Sequence[PeerState]) -> list[Json]:
-    """The stages of a chain with the regions of their peers."""
-    regions = {state.peer: state.body.region for state in peers}
-    return [
-        {"peer": stage.peer, "region": regions.get(stage.peer, ""), "start": stage.start, "end": stage.end}
-        for stage in chain.stages
-    ]
 
 
 def _peer_json(state: PeerState, layers: int) -> Json:
@@ -71,8 +129,10 @@ def _peer_json(state: PeerState, layers: int) -> Json:
         "memory_used": metrics.memory_used,
         "flops": body.flops,
         "bandwidth": body.bandwidth,
-        "capacity": body.capacity,
+        "capacity": dict(zip(("middle", "first", "last", "both"), body.capacity, strict=True)),
         "leaving": body.leaving,
+        "paused": body.paused,
+        "pinned": body.pinned,
         "age_s": round(state.age_s, 3),
         "spans": [{"start": span.start, "end": span.end, "state": span.state} for span in metrics.spans],
         "layer_s": metrics.layer_s,
@@ -82,6 +142,9 @@ def _peer_json(state: PeerState, layers: int) -> Json:
         "running": metrics.running,
         "waiting": metrics.waiting,
         "free_kv_blocks": metrics.free_kv_blocks,
+        "upload": metrics.upload,
+        "generation": metrics.generation,
+        "rho": dict(metrics.rho),
     }
 
 

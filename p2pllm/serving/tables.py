@@ -11,7 +11,7 @@ from rich.text import Text
 
 from p2pllm.config import format_bytes
 
-__all__ = ["make_console", "print_swarm", "ranges"]
+__all__ = ["make_console", "print_swarm", "ranges", "swarm_table"]
 
 
 WIDE = 100
@@ -30,16 +30,19 @@ def ranges(spans: Iterable[tuple[int, int]]) -> str:
 
 def print_swarm(console: Console, swarm: dict[str, Any]) -> None:
     """Print the body of ``/api/swarm`` as a table: peer, region, layers, τ, memory; hardware if it fits."""
-    console.print(_table(swarm, with_hardware=console.width >= WIDE))
+    console.print(swarm_table(console, swarm))
 
 
-def _table(swarm: dict[str, Any], *, with_hardware: bool) -> Table:
+def swarm_table(console: Console, swarm: dict[str, Any]) -> Table:
+    """What ``print_swarm`` prints."""
+    with_hardware = console.width >= WIDE
     title = f"{swarm['model']} · {swarm['layers']} layers · swarm {swarm['swarm'][:8]}"
     missing = ranges(swarm["missing"])
     table = Table(
         title=Text(title),
-        caption=Text(f"no peer serves layers {missing}", style="bold red") if missing else None,
+        caption=Text(f"no peer serves layers {missing}", style="bold red") if missing else _plan(swarm),
         title_justify="left",
+        caption_justify="left",
     )
     for heading in ("peer", "region", "layers"):
         table.add_column(heading)
@@ -52,15 +55,28 @@ def _table(swarm: dict[str, Any], *, with_hardware: bool) -> Table:
             ranges([(span["start"], span["end"])]) + ("" if span["state"] == "ready" else f" {span['state']}")
             for span in peer["spans"]
         )
+        what = "leaving" if peer["leaving"] else "paused" if peer["paused"] else "no layers yet"
         cells = (
             peer["peer"][:8] + (" (this one)" if peer["peer"] == swarm["self"] else ""),
             peer["region"],
-            ", ".join(spans) or "starting",
+            ", ".join(spans) or what,
             f"{peer['tau_s'] * 1000:.1f} ms" if peer["tau_s"] else "–",
             f"{format_bytes(peer['memory_used'])} of {format_bytes(peer['memory_bytes'])}",
         )
         table.add_row(*map(Text, cells), *([Text(peer["hardware"])] if with_hardware else []))
     return table
+
+
+def _plan(swarm: dict[str, Any]) -> Text | None:
+    """The plan in a line: who made it, and what it is worth."""
+    plan = swarm["plan"]
+    if plan is None:
+        return None
+    line = f"epoch {swarm['epoch']}, leader {(swarm['leader'] or 'none')[:8]}, plan {plan['number']}"
+    if plan["replicas"]:
+        k, stages, z = plan["replicas"], plan["stages"], plan["z"]
+        line += f": {k} × the model in {stages} stages, Z({k}) = {z:.3g}"
+    return Text(line)
 
 
 def _place(peer: dict[str, Any]) -> tuple[int, str]:

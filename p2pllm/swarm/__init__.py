@@ -1,21 +1,32 @@
-"""What a peer knows of its swarm and what it tells it."""
+"""What a peer knows of its swarm and what it tells it: who is there, who leads, and what everybody holds."""
 
+from p2pllm.swarm.allocation import Allocation, Drop, Load
 from p2pllm.swarm.backoff import BackOff
-from p2pllm.swarm.latency import UNMEASURED, Latencies, latency_of
-from p2pllm.swarm.membership import Membership
+from p2pllm.swarm.election import Election
+from p2pllm.swarm.latency import PREFIX, UNMEASURED, Latencies, latency_of
+from p2pllm.swarm.leadership import Leadership
+from p2pllm.swarm.planner import Planner
 from p2pllm.swarm.prober import Prober
-from p2pllm.swarm.publisher import Publisher
+from p2pllm.swarm.swarm import Swarm
+from p2pllm.swarm.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import GONE_S, PeerState, View
 
 __all__ = [
     "GONE_S",
+    "PREFIX",
     "UNMEASURED",
+    "Allocation",
     "BackOff",
+    "Drop",
+    "Election",
     "Latencies",
-    "Membership",
+    "Leadership",
+    "Load",
     "PeerState",
+    "Planner",
     "Prober",
-    "Publisher",
+    "Swarm",
+    "SwarmPlan",
     "View",
     "latency_of",
 ]

@@ -1,140 +1,191 @@
-"""Keeps this peer in its swarm: finds the others, tells them of itself, measures the way to them."""
+"""Keeps this peer in the network: joins it, comes back when it is lost, and remembers where good peers
+are.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
 
 import structlog
 
 from p2pllm.config import Address, format_addresses
-from p2pllm.dht import DhtNode
-from p2pllm.errors import ModelError
-from p2pllm.records import SwarmBody, directory_key, swarm_id, swarms_key
-from p2pllm.scheduling import PeerId
-from p2pllm.swarm.prober import Prober, likely_successors
-from p2pllm.swarm.publisher import Publisher
-from p2pllm.swarm.view import View
+from p2pllm.dht import DhtNode, Held
+from p2pllm.errors import ModelError, RecordError
+from p2pllm.identity import Identity
+from p2pllm.records import (
+    MAX_DIRECTORY_BITS,
+    SwarmBody,
+    SwarmKey,
+    directory_key,
+    leader_key,
+    swarm_id,
+    swarms_keys,
+)
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "Memory"]
 
-REFRESH_S = 1.0
-PROBE_S = 2.0
-READ_DEADLINE_S = 3.0
-RETRY_FIRST_S = 1.0
-RETRY_MAX_S = 15.0
-CONTACT_CHECK_S = 5.0
+RETRY_FIRST_S: Final = 1.0
+RETRY_MAX_S: Final = 15.0
+CONTACT_CHECK_S: Final = 5.0
+SAVE_S: Final = 60.0
+READ_DEADLINE_S: Final = 2.0
 
 log = structlog.get_logger()
 
 
+class Memory(Protocol):
+    """What is kept on disk between runs."""
+
+    epoch: int
+    """The highest epoch of any leader seen."""
+    peers: Sequence[Address]
+    """Addresses of good peers, best first."""
+
+    def save(self) -> None:
+        """Write it. Blocks."""
+
+
 class Membership:
-    """Owner of the tasks that join, read, publish and probe; `run` ends only by cancellation or a fatal
-    error.
-    """
+    """This peer's place in the network. ``arrived`` is set once it has been there, or founds it."""
 
     def __init__(
         self,
         *,
-        own: PeerId,
+        identity: Identity,
         dht: DhtNode,
         swarm: bytes,
+        secret: SwarmKey | None,
         model: SwarmBody,
-        view: View,
-        publisher: Publisher,
-        prober: Prober,
         bootstrap: Sequence[Address],
         new_swarm: bool,
+        memory: Memory,
+        others: Callable[[], Iterable[Address]],
     ) -> None:
-        self._own = own
+        """``others`` gives the addresses of the peers of the view, to come back through them."""
+        self._node_id = identity.node_id
         self._dht = dht
         self._swarm = swarm
+        self._secret = secret
         self._model = model
-        self._view = view
-        self._publisher = publisher
-        self._prober = prober
         self._bootstrap = tuple(bootstrap)
         self._new_swarm = new_swarm
+        self._memory = memory
+        self._others = others
+        self._is_new = asyncio.Event()
+        self.arrived = asyncio.Event()
 
-    async def run(self) -> None:
-        """Join and stay.
+    async def join(self) -> None:
+        """Try once. Raises ModelError when the network that answered serves other models only.
 
-        Raises (in an ExceptionGroup): ModelError when the network that answered serves other models only.
+        A peer that was given nobody to join through founds a network, unless those it remembers answer.
         """
-        joined = not self._bootstrap or await self._join()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._stay_joined(joined))
-            tasks.create_task(self._publisher.run())
-            tasks.create_task(self._refresh())
-            tasks.create_task(self._probe())
-
-    async def _join(self) -> bool:
-        if not await self._dht.bootstrap(self._bootstrap):
-            return False
-        log.info(
-            "bootstrap_joined",
-            addresses=format_addresses(self._bootstrap),
-            contacts=len(self._dht.contacts()),
-        )
-        if not self._new_swarm:
-            await self._check_model()
-        return True
-
-    async def _check_model(self) -> None:
-        """A mistyped --model must not found a second swarm unnoticed."""
-        if await self._dht.read(directory_key(self._swarm)):
-            return
-        served = {
-            record.body.fingerprint: record.body.model
-            for record in await self._dht.read(swarms_key())
-            if isinstance(record.body, SwarmBody) and record.swarm == swarm_id(record.body.fingerprint)
-        }
-        if served and self._model.fingerprint not in served:
-            names = ", ".join(f"{name} ({fingerprint[:8]})" for fingerprint, name in sorted(served.items()))
-            raise ModelError(
-                f"the network at {format_addresses(self._bootstrap)} serves {names}, not {self._model.model} "
-                f"({self._model.fingerprint[:8]}): pass the same --model, or --new-swarm to serve it too"
-            )
-
-    async def _stay_joined(self, joined: bool) -> None:
+        for addresses in (self._bootstrap, tuple(self._memory.peers)):
+            if addresses and await self._dht.bootstrap(addresses):
+                log.info(
+                    "bootstrap_joined",
+                    addresses=format_addresses(addresses[:1]),
+                    contacts=len(self._dht.contacts()),
+                )
+                if not self._new_swarm and not self.arrived.is_set():
+                    await self._check_model(addresses[0])
+                self.arrived.set()
+                return
         if not self._bootstrap:
-            return
+            self.arrived.set()
+
+    async def stay(self) -> None:
+        """Join again whenever nobody is left, for ever."""
         delay = RETRY_FIRST_S
         while True:
-            if joined and self._dht.contacts():
+            if self._dht.contacts():
                 delay = RETRY_FIRST_S
                 await asyncio.sleep(CONTACT_CHECK_S)
                 continue
-            log.warning(
-                "bootstrap_unreachable", addresses=format_addresses(self._bootstrap), retry_in_s=delay
-            )
+            if self._bootstrap:
+                log.warning(
+                    "bootstrap_unreachable", addresses=format_addresses(self._bootstrap), retry_in_s=delay
+                )
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_MAX_S)
-            joined = await self._join()
+            await self.join()
+            if not self._dht.contacts():
+                await self._dht.bootstrap(list(itertools.islice(self._others(), 64)))
 
-    async def _refresh(self) -> None:
+    async def remember(self) -> None:
+        """Keep what is worth keeping on disk, now and then and whenever the epoch is another one."""
+        delay = CONTACT_CHECK_S
         while True:
             try:
-                async with asyncio.timeout(READ_DEADLINE_S):
-                    for record in await self._dht.read(directory_key(self._swarm)):
-                        self._view.apply(record, time.monotonic())
+                async with asyncio.timeout(delay):
+                    await self._is_new.wait()
             except TimeoutError:
-                log.debug("directory_read_timed_out")
-            arrived, gone = self._view.changes(time.monotonic())
-            for peer in arrived - {self._own}:
-                log.info("peer_arrived", peer=peer[:8])
-            for peer in gone:
-                log.info("peer_gone", peer=peer[:8])
-            await asyncio.sleep(REFRESH_S)
+                delay = SAVE_S
+            self._is_new.clear()
+            self._memory.peers = self._dht.good() or self._memory.peers
+            await asyncio.to_thread(self._memory.save)
 
-    async def _probe(self) -> None:
-        while True:
-            now = time.monotonic()
-            own = self._view.peer(self._own, now)
-            spans = own.metrics.spans if own is not None and own.metrics is not None else ()
-            end = spans[0].end if spans else 0
-            await self._prober.probe(
-                likely_successors(self._own, end, self._model.layers, self._view.peers(now))
+    def epoch(self, epoch: int) -> None:
+        """Leaders have come as far as ``epoch``."""
+        if epoch > self._memory.epoch:
+            self._memory.epoch = epoch
+            self._is_new.set()
+
+    async def other_models(self) -> list[str]:
+        """The names of the models that other swarms of the network serve, private ones left out."""
+        served, _ = await self._index()
+        return sorted({body.model for swarm, body in served.items() if swarm != self._swarm})
+
+    async def _check_model(self, through: Address) -> None:
+        """A mistyped --model must not found a second swarm unnoticed."""
+        (served, hidden), claims = await asyncio.gather(self._index(), self._read(leader_key(self._swarm)))
+        if claims or self._swarm in served or self._swarm in hidden or not (served or hidden):
+            return
+        # It may just have no leader. Then it still has a directory, cut we do not know how.
+        all_bits = range(MAX_DIRECTORY_BITS + 1)
+        keys = [directory_key(self._swarm, self._node_id, bits) for bits in all_bits]
+        if any(await asyncio.gather(*(self._read(key) for key in keys))):
+            return
+        network = f"the network at {format_addresses([through])}"
+        own = f"{self._model.model} ({self._model.fingerprint[:8]})"
+        if self._secret is not None:
+            raise ModelError(
+                f"{network} has no swarm that serves {own} with this key: pass the same --model and "
+                "--swarm-key-file as its other peers, or --new-swarm to found one"
             )
-            await asyncio.sleep(PROBE_S)
+        if not served:
+            raise ModelError(
+                f"{network} has private swarms only: pass the --swarm-key-file of yours, or --new-swarm to "
+                f"serve {own} to everybody"
+            )
+        names = ", ".join(sorted(f"{body.model} ({body.fingerprint[:8]})" for body in served.values()))
+        more = ", and private swarms, which take --swarm-key-file" if hidden else ""
+        raise ModelError(
+            f"{network} serves {names}{more}, not {own}: pass the same --model, or --new-swarm to serve it "
+            "too"
+        )
+
+    async def _index(self) -> tuple[dict[bytes, SwarmBody], set[bytes]]:
+        """The public swarms of the network, and the ids of the private ones."""
+        served: dict[bytes, SwarmBody] = {}
+        hidden: set[bytes] = set()
+        for found in await asyncio.gather(*(self._read(key) for key in swarms_keys())):
+            for record, _ in found:
+                try:
+                    body = record.body()
+                except RecordError:
+                    hidden.add(record.swarm)
+                    continue
+                # Anybody can put anything there, but only what a model's own swarm says of it counts.
+                if isinstance(body, SwarmBody) and record.swarm == swarm_id(body.fingerprint):
+                    served[record.swarm] = body
+        return served, hidden
+
+    async def _read(self, key: bytes) -> list[Held]:
+        try:
+            async with asyncio.timeout(READ_DEADLINE_S):
+                return await self._dht.read(key)
+        except TimeoutError:
+            return []

@@ -1,10 +1,12 @@
-"""Measures ρ: pings the peers that a session of ours is likely to go to next."""
+"""Measures ρ: pings the peers that a session of ours is likely to go to next, and a few others."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import structlog
 
@@ -15,15 +17,24 @@ from p2pllm.swarm.latency import PREFIX
 from p2pllm.swarm.view import PeerState
 from p2pllm.transport import Links
 
-__all__ = ["MAX_PROBED", "LatencyEstimates", "Prober", "likely_successors"]
+__all__ = ["MAX_PROBED", "LatencyEstimates", "Prober", "targets"]
 
-MAX_PROBED = 8
+MAX_PROBED: Final = 8
 """As many ρ as a metrics record carries."""
 
-FIRST_RETRY_S = 2.0
-LAST_RETRY_S = 60.0
-SMOOTHING = 0.3
-WINDOW = 8
+OTHERS: Final = 2
+"""Of them, strangers who are no likely successors: all pairs of regions are to be measured by somebody."""
+
+ROTATION_S: Final = 60.0
+"""How long the same others are measured."""
+
+MAX_LINKS: Final = 16
+"""With so many links a peer brings up no more to measure those whom it is not likely to need."""
+
+FIRST_RETRY_S: Final = 2.0
+LAST_RETRY_S: Final = 60.0
+SMOOTHING: Final = 0.3
+WINDOW: Final = 8
 """The minimum over this many probes bounds the estimate from above: a busy moment is not a long wire."""
 
 log = structlog.get_logger()
@@ -46,7 +57,7 @@ class LatencyEstimates:
         held = min(one_way, 2 * min(recent))
         self._smooth[peer] = held + (1 - SMOOTHING) * (self._smooth.get(peer, held) - held)
 
-    def keep(self, peers: Sequence[PeerId]) -> None:
+    def keep(self, peers: Collection[PeerId]) -> None:
         """Forget everyone who is not in ``peers``."""
         for peer in set(self._smooth).difference(peers):
             del self._smooth[peer], self._recent[peer]
@@ -56,18 +67,38 @@ class LatencyEstimates:
         return tuple((peer[:PREFIX], seconds) for peer, seconds in sorted(self._smooth.items()))[:MAX_PROBED]
 
 
-def likely_successors(own: PeerId, end: int, layers: int, peers: Sequence[PeerState]) -> list[PeerState]:
-    """Whom a chain may go to after us, likeliest first: holders of layer ``end`` (of layer 0 when we are
-    last).
+def targets(
+    own: PeerId, peers: Sequence[PeerState], *, layers: int, linked: Collection[PeerId], now: float
+) -> list[PeerState]:
+    """Whom to measure at time ``now`` (s), MAX_PROBED peers at most.
+
+    First those whom a chain may go to after us: ready holders of the layer behind our last one, of layer 0
+    when we are last or hold nothing. Equals are ordered by a hash of both ids, so that not everybody measures
+    the same ones. Then a few others, each for a while: to whom there is a link, and some strangers as long as
+    there are not too many links.
     """
-    wanted = end % layers
+    spans = next((state.metrics.spans for state in peers if state.peer == own and state.metrics), ())
+    wanted = max((span.end for span in spans), default=0) % layers
+    epoch = int(now // ROTATION_S)
 
-    def distance(state: PeerState) -> tuple[int, PeerId]:
-        spans = state.metrics.spans if state.metrics is not None else ()
-        holds = any(span.start <= wanted < span.end for span in spans)
-        return (0 if holds else 1, state.peer)
+    def dealt(state: PeerState, salt: object) -> bytes:
+        return hashlib.blake2b(f"{own} {state.peer} {salt}".encode(), digest_size=8).digest()
 
-    return sorted((state for state in peers if state.peer != own and state.ready), key=distance)[:MAX_PROBED]
+    ready = [state for state in peers if state.peer != own and state.ready]
+    next_ones = [state for state in ready if _holds(state, wanted)]
+    likely = sorted(next_ones, key=lambda state: dealt(state, ""))[: MAX_PROBED - OTHERS]
+    chosen = {state.peer for state in likely}
+    others = sorted(
+        (state for state in peers if state.peer != own and state.peer not in chosen),
+        key=lambda state: dealt(state, epoch),
+    )
+    strangers = [state for state in others if state.peer not in linked]
+    known = [state for state in others if state.peer in linked]
+    return (likely + strangers[: OTHERS if len(linked) < MAX_LINKS else 0] + known)[:MAX_PROBED]
+
+
+def _holds(state: PeerState, layer: int) -> bool:
+    return any(holder.start <= layer < holder.end for holder in state.holders())
 
 
 class Prober:
@@ -80,17 +111,19 @@ class Prober:
         self._unreached = BackOff(FIRST_RETRY_S, LAST_RETRY_S)
         self.estimates = LatencyEstimates()
 
-    async def probe(self, targets: Sequence[PeerState]) -> None:
-        """Ping every target once, all at the same time."""
-        peers = {state.peer for state in targets}
-        self.estimates.keep(sorted(peers))
-        self._unreached.keep(peers)
-        paused = self._unreached.paused(self._clock())
-        await asyncio.gather(*(self._ping(state) for state in targets if state.peer not in paused))
+    async def probe(self, own: PeerId, peers: Sequence[PeerState], layers: int) -> None:
+        """Ping whom a session may go to next, and some others, once each, all at the same time."""
+        now = self._clock()
+        chosen = targets(own, peers, layers=layers, linked=self._links.peers(), now=now)
+        here = {state.peer for state in chosen}
+        self.estimates.keep(here)
+        self._unreached.keep(here)
+        paused = self._unreached.paused(now)
+        await asyncio.gather(*(self._ping(state) for state in chosen if state.peer not in paused))
 
     async def _ping(self, state: PeerState) -> None:
         try:
-            await self._links.ensure(state.peer, state.body.addresses)
+            await self._links.ensure(state.peer, state.body.addresses, state.body.certificate)
             self.estimates.add(state.peer, await self._links.ping(state.peer))
             self._unreached.worked(state.peer)
         except LinkError as error:

@@ -1,13 +1,17 @@
 """How peers talk: messages, their frames, and the authenticated links that carry them."""
 
+from p2pllm.transport.certificate import Certificate, make_certificate
+from p2pllm.transport.client import LINK_PATH
 from p2pllm.transport.frames import Limits, decode, encode
-from p2pllm.transport.links import LINK_PATH, Links
+from p2pllm.transport.links import Links
 from p2pllm.transport.messages import (
     ENTRY_STAGE,
     MAX_CHUNK_TOKENS,
+    MAX_GOSSIP_RECORDS,
     MAX_STAGES,
     Close,
     Failed,
+    Gossip,
     Hidden,
     Message,
     Open,
@@ -24,9 +28,12 @@ __all__ = [
     "ENTRY_STAGE",
     "LINK_PATH",
     "MAX_CHUNK_TOKENS",
+    "MAX_GOSSIP_RECORDS",
     "MAX_STAGES",
+    "Certificate",
     "Close",
     "Failed",
+    "Gossip",
     "Hidden",
     "Limits",
     "Links",
@@ -41,5 +48,6 @@ __all__ = [
     "Tokens",
     "decode",
     "encode",
+    "make_certificate",
     "serve",
 ]

@@ -14,6 +14,7 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 import msgpack
 
 from p2pllm.errors import FrameError
+from p2pllm.records import MAX_RECORD_BYTES
 from p2pllm.transport.messages import Message
 from p2pllm.transport.schema import Check
 
@@ -110,7 +111,9 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Message:
 
 def _unpack(header: bytes) -> tuple[object, ...]:
     try:
-        values = msgpack.unpackb(header, use_list=False, max_map_len=0, max_bin_len=0, max_ext_len=0)
+        values = msgpack.unpackb(
+            header, use_list=False, max_map_len=0, max_bin_len=MAX_RECORD_BYTES, max_ext_len=0
+        )
     except ValueError as error:
         raise FrameError(f"the header is no msgpack: {error}") from None
     if not isinstance(values, tuple) or not values:

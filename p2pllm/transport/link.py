@@ -4,12 +4,15 @@ Two peers that dial each other at the same moment end up with two sockets. Each 
 had first and reads both, so order holds in each direction with nothing to negotiate. A socket that breaks may
 have lost frames, so it takes the whole link down: whoever uses the link hears of it once, and none of its
 sessions waits for a frame that will never come.
+
+Whoever sends faster than it may is not read for a moment, and TCP holds it back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket as sockets
 import time
 from collections.abc import Callable
@@ -23,14 +26,25 @@ from p2pllm.errors import FrameError, LinkError
 from p2pllm.identity import PeerId
 from p2pllm.transport.frames import Limits, decode, encode
 from p2pllm.transport.messages import Message, Ping, Pong
+from p2pllm.transport.meters import Gauge, Quota
 
-__all__ = ["MAX_SOCKETS", "Link", "Socket", "shut"]
+__all__ = ["MAX_SOCKETS", "Link", "Socket", "cut", "shut"]
 
 MAX_SOCKETS = 3
 """Sockets in one link."""
 
 MAX_QUEUED_FRAMES = 4096
 """Frames that may wait for one peer; their bytes are bounded by the largest frame."""
+
+_QUOTA_FRAMES = 250
+_QUOTA_S = 0.025
+"""Frames in so many seconds that one peer may send: some ms of work, and many times what chains need."""
+
+_LARGE_BYTES = 128 * 1024
+"""A frame from this size on tells how fast the way to the peer is."""
+
+_LAST_PING = 0
+"""The nonce of the one before an orderly end."""
 
 _CLOSE_S = 1.0
 """For the closing handshake, and for what still waits to be sent."""
@@ -58,6 +72,8 @@ class Link:
         self._on_message = on_message
         self._on_down = on_down
         self._sockets: dict[Socket, sockets.socket] = {}
+        self._gauge = Gauge()
+        self._quota = Quota(_QUOTA_FRAMES, _QUOTA_S)
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_FRAMES)
         self._outbox_bytes = 0
         self._room = asyncio.Event()
@@ -67,17 +83,21 @@ class Link:
         """Why the link ended; empty while it is up."""
 
     @property
+    def upload(self) -> float:
+        """Bytes per second at which large frames get to the peer; 0 if there were none."""
+        return self._gauge.value
+
+    @property
     def full(self) -> bool:
         """Whether the link takes no further socket."""
         return len(self._sockets) >= MAX_SOCKETS
 
     def attach(self, socket: Socket) -> None:
         """Add an authenticated socket for `run` to carry; raises LinkError if it is already broken."""
-        raw = socket.get_extra_info("socket")
-        if raw is None or raw.fileno() < 0:
+        descriptor = _twin(socket)
+        if descriptor is None:
             raise LinkError(f"lost peer {self.peer[:8]} during the handshake")
-        # A second descriptor of the same connection, to cut it off even when its peer reads nothing any more.
-        self._sockets[socket] = sockets.fromfd(raw.fileno(), raw.family, raw.type)
+        self._sockets[socket] = descriptor
 
     async def run(self, socket: Socket) -> None:
         """Carry an attached socket until the link ends; the first one also sends."""
@@ -93,9 +113,7 @@ class Link:
                         writer.cancel()
             await shut(socket, self._ended)
         finally:
-            descriptor = self._sockets.pop(socket)
-            _cut(descriptor)
-            descriptor.close()
+            _end_connection(self._sockets.pop(socket))
 
     def send(self, message: Message) -> None:
         """Queue a message; raises LinkError when too much waits, FrameError if it can never be sent."""
@@ -131,20 +149,24 @@ class Link:
         try:
             self.send(Ping(nonce))
             async with asyncio.timeout(timeout):
-                return await answered - started
+                seconds = await answered - started
         except TimeoutError:
             raise LinkError(f"peer {self.peer[:8]} did not answer a ping within {timeout:g} s") from None
         finally:
             del self._pings[nonce]
+        self._gauge.pinged(seconds)
+        return seconds
 
     async def close(self, reason: str) -> None:
         """Send what is queued, then part from the peer; bounded in time."""
         if self._ended:
             return
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, LinkError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._outbox.join()
-        self._ended = reason
+                # The answer says that everything has arrived.
+                await self.ping(_LAST_PING, _CLOSE_S)
+        self._ended = self._ended or reason
         await asyncio.gather(*(shut(socket, reason) for socket in self._sockets))
 
     async def _read(self, socket: Socket) -> None:
@@ -154,10 +176,17 @@ class Link:
                 received = await socket.receive()
                 if received.type is WSMsgType.BINARY:
                     self._receive(decode(received.data, self._limits))
+                elif received.type is WSMsgType.PING:
+                    with contextlib.suppress(OSError):
+                        async with asyncio.timeout(self._stall_s):
+                            await socket.pong(received.data)
                 elif received.type is WSMsgType.TEXT:
                     raise FrameError("text instead of a frame")
-                else:
+                elif received.type is not WSMsgType.PONG:
                     self._end(str(received.extra or received.data or "closed"), still_open=socket)
+                pause = self._quota.take(time.monotonic())
+                if pause > 0.0:
+                    await asyncio.sleep(pause)
         except FrameError as error:
             self._end(f"malformed frame: {error}", still_open=socket)
         except Exception:
@@ -171,9 +200,10 @@ class Link:
             with contextlib.suppress(LinkError):
                 self.send(Pong(message.nonce))
         elif isinstance(message, Pong):
-            answered = self._pings.get(message.nonce)
+            now, answered = time.perf_counter(), self._pings.get(message.nonce)
             if answered is not None and not answered.done():
-                answered.set_result(time.perf_counter())
+                answered.set_result(now)
+            self._gauge.answered(message.nonce, now)
         else:
             self._on_message(self.peer, message)
 
@@ -183,13 +213,21 @@ class Link:
             while True:
                 frame = await self._outbox.get()
                 async with asyncio.timeout(self._stall_s):
-                    await socket.send_bytes(frame)
+                    await self._put(socket, frame)
                 self._count(-len(frame))
                 self._outbox.task_done()
         except TimeoutError:
             self._end(f"it read nothing for {self._stall_s:g} s")
         except OSError as error:
             self._end(f"the connection broke ({error})")
+
+    async def _put(self, socket: Socket, frame: bytes) -> None:
+        """Send a frame, and behind a large one a ping that tells when it has arrived."""
+        nonce = secrets.randbits(64)
+        large = len(frame) >= _LARGE_BYTES and self._gauge.sent(nonce, len(frame), time.perf_counter())
+        await socket.send_bytes(frame)
+        if large:
+            await socket.send_bytes(encode(Ping(nonce), self._limits))
 
     def _end(self, reason: str, *, still_open: Socket | None = None) -> None:
         """Take the link down, once; ``still_open`` can still be told why, the others are cut."""
@@ -200,7 +238,7 @@ class Link:
         log.info("link_down", peer=self.peer[:8], reason=reason)
         for socket, descriptor in self._sockets.items():
             if socket is not still_open:
-                _cut(descriptor)
+                _shutdown(descriptor)
         for answered in self._pings.values():
             if not answered.done():
                 answered.set_exception(LinkError(f"the link to peer {self.peer[:8]} went down: {reason}"))
@@ -209,14 +247,40 @@ class Link:
 
 async def shut(socket: Socket, reason: str) -> None:
     """Close a socket, telling the other side why; bounded in time, and harmless if it is closed."""
+    descriptor = _twin(socket)
     # A WebSocket close frame has room for 123 bytes of text.
     text = reason.encode("ascii", "replace")[:120]
-    with contextlib.suppress(OSError):
-        async with asyncio.timeout(_CLOSE_S):
-            await socket.close(code=WSCloseCode.GOING_AWAY, message=text)
+    try:
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_CLOSE_S):
+                await socket.close(code=WSCloseCode.GOING_AWAY, message=text)
+    finally:
+        _end_connection(descriptor)
 
 
-def _cut(descriptor: sockets.socket) -> None:
-    """End a connection at once, whatever its transport still has to send."""
+def cut(socket: Socket) -> None:
+    """End a socket's connection at once, without a word."""
+    _end_connection(_twin(socket))
+
+
+def _twin(socket: Socket) -> sockets.socket | None:
+    """Return a second descriptor of a socket's connection; None if it has none any more.
+
+    By it a connection can be ended even when its peer reads nothing, and a TLS transport would wait for it.
+    """
+    raw = socket.get_extra_info("socket")
+    if raw is None or raw.fileno() < 0:
+        return None
+    return sockets.fromfd(raw.fileno(), raw.family, raw.type)
+
+
+def _end_connection(descriptor: sockets.socket | None) -> None:
+    if descriptor is not None:
+        _shutdown(descriptor)
+        descriptor.close()
+
+
+def _shutdown(descriptor: sockets.socket) -> None:
+    """End a connection, whatever its transport still has to send; the transport hears of it by itself."""
     with contextlib.suppress(OSError):
         descriptor.shutdown(sockets.SHUT_RDWR)

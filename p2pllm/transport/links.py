@@ -1,6 +1,7 @@
 """All links of a peer: dialling, accepting, sending.
 
-Addressed by peer id only. A link is opened on demand and then stays; both its sides have proved who they are.
+Addressed by peer id only. A link is opened on demand and then stays; both its sides have proved who they are,
+and nobody on the way can read or change what they say, unless encryption was left out.
 """
 
 from __future__ import annotations
@@ -8,31 +9,37 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
-import aiohttp
 import structlog
-from aiohttp import ClientWSTimeout, WSMsgType, web
-from yarl import URL
+from aiohttp import WSMsgType, web
 
+from p2pllm.config import Address
 from p2pllm.errors import LinkError
 from p2pllm.identity import Identity, PeerId
+from p2pllm.records import SwarmKey
+from p2pllm.transport.certificate import Certificate
+from p2pllm.transport.client import MISMATCH, Client
+from p2pllm.transport.dialling import dial_any
 from p2pllm.transport.frames import DEFAULT_LIMITS, Limits
-from p2pllm.transport.handshake import NONCE_BYTES, Acceptor, Dialer
-from p2pllm.transport.link import Link, Socket, shut
+from p2pllm.transport.handshake import NONCE_BYTES, Acceptor, Dialer, Terms
+from p2pllm.transport.link import Link, Socket, cut, shut
 from p2pllm.transport.messages import Message
 
-__all__ = ["HEARTBEAT_S", "LINK_PATH", "STALL_S", "Links"]
-
-LINK_PATH = "/link"
-"""Where `Links.accept` is to be mounted."""
+__all__ = ["HEARTBEAT_S", "MAX_LINKS", "STALL_S", "Links"]
 
 HEARTBEAT_S = 15.0
 """Silence after which a socket is probed; it is dead when nothing comes back for half as long."""
 
 STALL_S = 30.0
 """A peer may take this long to make room for one frame."""
+
+MAX_LINKS = 1024
+"""Links at one time; further peers are turned away."""
 
 _HELLO_HEADER = "P2PLLM-Hello"
 _HANDSHAKE_S = 2.0
@@ -47,6 +54,9 @@ log = structlog.get_logger()
 class Links:
     """The links of ``identity`` within ``swarm`` (20 bytes).
 
+    ``certificate`` is what the server behind `accept` shows; with None, links are not encrypted. ``secret``
+    is the key of a private swarm.
+
     ``on_message`` gets every message but Ping and Pong, in order per sender, and must neither block nor
     raise. ``on_down`` is called once for each link that ends while this object is open.
     """
@@ -56,27 +66,40 @@ class Links:
         identity: Identity,
         swarm: bytes,
         *,
+        certificate: Certificate | None,
+        secret: SwarmKey | None = None,
         on_message: Callable[[PeerId, Message], None],
         on_down: Callable[[PeerId], None],
         limits: Limits = DEFAULT_LIMITS,
+        max_links: int = MAX_LINKS,
         heartbeat_s: float = HEARTBEAT_S,
         stall_s: float = STALL_S,
     ) -> None:
         self._identity = identity
-        self._swarm = swarm
+        self._terms = Terms(swarm, certificate.fingerprint if certificate else b"", secret)
         self._on_message = on_message
         self._on_down = on_down
         self._limits = limits
+        self._max_links = max_links
         # aiohttp refuses a message of exactly the size that it is given.
         self._max_message = limits.frame + 1
         self._heartbeat_s = heartbeat_s
         self._stall_s = stall_s
+        self._client = Client(close_s=_CLOSE_S, heartbeat_s=heartbeat_s, max_message=self._max_message)
         self._links: dict[PeerId, Link] = {}
         self._dials: dict[PeerId, asyncio.Task[str]] = {}
         self._carriers: set[asyncio.Task[Any]] = set()
         self._greeting = 0
-        self._http: aiohttp.ClientSession | None = None
         self._closed = False
+
+    @property
+    def upload(self) -> float:
+        """Bytes per second at which large frames get to others, in the middle of all links; 0: not known.
+
+        The middle, because single peers may be slow at their end, or lie.
+        """
+        known = [link.upload for link in self._links.values() if link.upload > 0.0]
+        return statistics.median(known) if known else 0.0
 
     def peers(self) -> set[PeerId]:
         """Return whom there is a link to."""
@@ -103,19 +126,28 @@ class Links:
             return 0.0
         return await self._link(peer).ping(secrets.randbits(64), timeout)
 
-    async def ensure(self, peer: PeerId, addresses: Sequence[tuple[str, int]], timeout: float = 2.0) -> None:
+    async def ensure(
+        self, peer: PeerId, addresses: Sequence[Address], certificate: bytes, timeout: float = 2.0
+    ) -> None:
         """See that there is a link, dialling the addresses in order until one answers as this peer.
 
-        Calls at the same time share the first one's dial. Raises LinkError after ``timeout`` seconds or when
-        all fail.
+        One that does not answer soon does not keep the next from being tried beside it. ``certificate`` is
+        the fingerprint in the peer's record, empty if it links without encryption. Calls at the same time
+        share the first one's dial. Raises LinkError after ``timeout`` seconds or when all fail.
         """
         if self._closed:
             raise LinkError("this peer is shutting down")
         if peer == self._identity.peer_id or peer in self._links:
             return
+        if bool(certificate) != bool(self._terms.certificate):
+            other, own = ("encrypts", "does not") if certificate else ("does not encrypt", "does")
+            raise LinkError(f"peer {peer[:8]} {other} its links and this one {own}: {MISMATCH}")
         dial = self._dials.get(peer)
         if dial is None:
-            dial = asyncio.create_task(self._dial(peer, tuple(addresses), timeout))
+            # It ends a little before the callers' own deadline, so that they learn why it was in vain.
+            dial = asyncio.create_task(
+                dial_any(tuple(addresses), partial(self._open, peer, certificate), 0.9 * timeout)
+            )
             self._dials[peer] = dial
             dial.add_done_callback(lambda _: self._dials.pop(peer))
         done, _ = await asyncio.wait({dial}, timeout=timeout)
@@ -131,7 +163,11 @@ class Links:
         if self._closed or self._greeting >= _MAX_GREETING:
             raise web.HTTPServiceUnavailable
         socket = web.WebSocketResponse(
-            timeout=_CLOSE_S, heartbeat=self._heartbeat_s, compress=False, max_msg_size=self._max_message
+            timeout=_CLOSE_S,
+            heartbeat=self._heartbeat_s,
+            compress=False,
+            max_msg_size=self._max_message,
+            autoping=False,
         )
         await socket.prepare(request)
         self._greeting += 1
@@ -162,8 +198,7 @@ class Links:
             _, late = await asyncio.wait(tasks, timeout=_END_S)
             for task in late:
                 task.cancel()
-        if self._http is not None:
-            await self._http.close()
+        await self._client.close()
 
     def _link(self, peer: PeerId) -> Link:
         link = self._links.get(peer)
@@ -171,54 +206,28 @@ class Links:
             raise LinkError(f"no link to peer {peer[:8]}")
         return link
 
-    async def _dial(self, peer: PeerId, addresses: Sequence[tuple[str, int]], timeout: float) -> str:
-        """Open a link by the first address that works; return why none did, or an empty text."""
-        loop = asyncio.get_running_loop()
-        # A little before the callers' own deadline, so that they learn why.
-        deadline = loop.time() + 0.9 * timeout
-        failures = []
-        for index, (host, port) in enumerate(addresses):
-            try:
-                async with asyncio.timeout((deadline - loop.time()) / (len(addresses) - index)):
-                    await self._open(peer, host, port)
-            except TimeoutError:
-                failures.append(f"{host}:{port} does not answer")
-            except (LinkError, aiohttp.ClientError, OSError, ValueError) as error:
-                failures.append(f"{host}:{port}: {error}")
-            else:
-                return ""
-        return "; ".join(failures) or "it has published no address"
-
-    async def _open(self, peer: PeerId, host: str, port: int) -> None:
+    async def _open(self, peer: PeerId, certificate: bytes, address: Address) -> None:
         """Dial one address, prove and check identities, and set the link going."""
-        dialer = Dialer(self._identity, self._swarm, peer, os.urandom(NONCE_BYTES))
-        socket = await self._client().ws_connect(
-            URL.build(scheme="http", host=host, port=port, path=LINK_PATH),
-            headers={_HELLO_HEADER: dialer.hello().hex()},
-            timeout=ClientWSTimeout(ws_close=_CLOSE_S),
-            heartbeat=self._heartbeat_s,
-            max_msg_size=self._max_message,
-        )
-        reason = "the dial was given up"
+        terms = replace(self._terms, certificate=certificate)
+        dialer = Dialer(self._identity, terms, peer, os.urandom(NONCE_BYTES))
+        socket = await self._client.open(address, certificate, {_HELLO_HEADER: dialer.hello().hex()})
         try:
             proof = dialer.prove(await _flight(socket))
             if peer in self._links:
-                reason = "already linked"
-                return
+                raise LinkError("already linked")
             await socket.send_bytes(proof)
             link = self._attach(peer, socket)
-            reason = ""
         except LinkError as error:
-            reason = str(error)
+            await shut(socket, str(error))
             raise
-        finally:
-            if reason:
-                await shut(socket, reason)
+        except BaseException:
+            cut(socket)
+            raise
         self._carriers.add(asyncio.create_task(self._carry(link, socket)))
 
     async def _greet(self, hello: str, socket: web.WebSocketResponse) -> PeerId:
         """Return who is dialling, once that is proved."""
-        acceptor = Acceptor(self._identity, self._swarm, os.urandom(NONCE_BYTES))
+        acceptor = Acceptor(self._identity, self._terms, os.urandom(NONCE_BYTES))
         try:
             reply = acceptor.reply(bytes.fromhex(hello))
         except ValueError:
@@ -232,6 +241,8 @@ class Links:
         if self._closed:
             raise LinkError("the peer is leaving")
         if link is None:
+            if len(self._links) >= self._max_links:
+                raise LinkError("the peer has too many links")
             link = Link(
                 peer,
                 limits=self._limits,
@@ -246,8 +257,8 @@ class Links:
             self._links[peer] = link
             log.info("link_up", peer=peer[:8])
         dial = self._dials.get(peer)
-        if dial is not None and dial is not asyncio.current_task():
-            # They reached us first; whoever waits for our dial has what it wants.
+        if dial is not None:
+            # Whoever waits for it has what it wants, and so have those who dialled us.
             dial.cancel()
         return link
 
@@ -265,23 +276,6 @@ class Links:
             del self._links[link.peer]
         if not self._closed:
             self._on_down(link.peer)
-
-    def _client(self) -> aiohttp.ClientSession:
-        """Return the HTTP client, made on first use because it belongs to a running loop."""
-        if self._http is None:
-            tracing = aiohttp.TraceConfig()
-            tracing.on_request_redirect.append(_refuse_redirect)
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trace_configs=[tracing],
-            )
-        return self._http
-
-
-async def _refuse_redirect(*_: object) -> None:
-    """A peer answers itself; following it elsewhere would let strangers aim our requests."""
-    raise LinkError("it redirects instead of answering")
 
 
 async def _flight(socket: Socket) -> bytes:

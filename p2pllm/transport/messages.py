@@ -13,14 +13,28 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from p2pllm.errors import FrameError
 from p2pllm.identity import PeerId
-from p2pllm.transport.schema import binary, boolean, choice, integer, items, matching, printable, real, row
+from p2pllm.records import MAX_RECORD_BYTES
+from p2pllm.transport.schema import (
+    binary,
+    boolean,
+    choice,
+    integer,
+    items,
+    matching,
+    octets,
+    printable,
+    real,
+    row,
+)
 
 __all__ = [
     "ENTRY_STAGE",
     "MAX_CHUNK_TOKENS",
+    "MAX_GOSSIP_RECORDS",
     "MAX_STAGES",
     "Close",
     "Failed",
+    "Gossip",
     "Hidden",
     "Message",
     "Open",
@@ -37,6 +51,9 @@ MAX_STAGES = 64
 
 MAX_CHUNK_TOKENS = 4096
 """Tokens in one prefill chunk."""
+
+MAX_GOSSIP_RECORDS = 64
+"""Records in one Gossip: what fits a frame's header."""
 
 ENTRY_STAGE = -1
 """The ``stage`` of a Token that is meant for the entry."""
@@ -201,4 +218,12 @@ class Pong:
     nonce: _Nonce
 
 
-Message: TypeAlias = Open | Opened | Tokens | Hidden | Token | Failed | Close | Renew | Ping | Pong
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """Fresh records, as signed and packed by whoever they are about."""
+
+    kind: ClassVar[int] = 11
+    records: Annotated[tuple[bytes, ...], items(octets(MAX_RECORD_BYTES), MAX_GOSSIP_RECORDS)]
+
+
+Message: TypeAlias = Open | Opened | Tokens | Hidden | Token | Failed | Close | Renew | Ping | Pong | Gossip

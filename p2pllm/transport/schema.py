@@ -8,7 +8,19 @@ from typing import TypeAlias
 
 from p2pllm.errors import FrameError
 
-__all__ = ["Check", "binary", "boolean", "choice", "integer", "items", "matching", "printable", "real", "row"]
+__all__ = [
+    "Check",
+    "binary",
+    "boolean",
+    "choice",
+    "integer",
+    "items",
+    "matching",
+    "octets",
+    "printable",
+    "real",
+    "row",
+]
 
 Check: TypeAlias = Callable[[object], object]
 """Takes a value as unpacked and returns it as the field's type; raises FrameError if it is not one."""
@@ -26,6 +38,17 @@ def binary(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise FrameError("expected bytes")
     return value
+
+
+def octets(most: int) -> Check:
+    """Return a check for 1 to ``most`` bytes."""
+
+    def check(value: object) -> bytes:
+        if not isinstance(value, bytes) or not 1 <= len(value) <= most:
+            raise FrameError(f"expected 1 to {most} bytes")
+        return value
+
+    return check
 
 
 def integer(low: int, high: int) -> Check:

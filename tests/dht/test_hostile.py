@@ -9,15 +9,11 @@ import random
 import msgpack
 import pytest
 from support.bodies import METRICS, SWARM
-from support.dht import KEY, Network, Stranger, address_of, eventually
+from support.dht import KEY, Network, Stranger, address_of, eventually, method_of, protocol_of
 
-from p2pllm.dht import DhtNode
+from p2pllm.dht import Contact, DhtNode
 from p2pllm.identity import Identity
 from p2pllm.records import seal
-
-
-def method_of(request: bytes) -> str:
-    return str(msgpack.unpackb(request[21:])[0])
 
 
 async def still_works(network: Network, *nodes: DhtNode) -> None:
@@ -31,20 +27,27 @@ async def test_500_hostile_datagrams_change_nothing(network: Network, stranger: 
     nodes = await network.joined(3)
     rng = random.Random(0)
     await stranger.ask(nodes[0], "ping")
-    good = b"\0" + os.urandom(20) + msgpack.packb(["find_node", stranger.token, stranger.id, KEY])
+    good = b"\0" + os.urandom(20) + msgpack.packb(["find_node", stranger.token, stranger.id, KEY, 20])
     hostile_requests = [
         ["ping", [b"\0" + network.identities[nodes[1]].node_id]],  # what stops the package for good
         ["ping", stranger.token, b"\0" + network.identities[nodes[1]].node_id],
         ["ping", stranger.token, network.identities[nodes[0]].node_id],
         ["find_node", stranger.token, stranger.id],
-        ["find_node", stranger.token, stranger.id, b"short"],
-        ["find_node", stranger.token, stranger.id, None, None],
+        ["find_node", stranger.token, stranger.id, b"short", 20],
+        ["find_node", stranger.token, stranger.id, KEY, 10**9],
         ["rput", stranger.token, stranger.id, KEY, 5000, b"not a record"],
         ["rput", stranger.token, stranger.id, KEY, "long", b""],
         ["rput", stranger.token, stranger.id, KEY, -(2**63), network.record(nodes[1])],
         ["rget", stranger.token, stranger.id, KEY, -1],
         ["rget", stranger.token, stranger.id, [KEY], 2**64 - 1],
         ["rget", stranger.token, stranger.id, b"", 0],
+        ["digest", stranger.token, stranger.id, KEY, None],
+        ["digest", stranger.token, stranger.id, 0, 0],
+        ["pick", stranger.token, stranger.id, KEY, bytes(21 * 33)],
+        ["pick", stranger.token, stranger.id, KEY, b"\xff" * 21],
+        ["pick", stranger.token, stranger.id, KEY, []],
+        ["hello", bytes(8), stranger.id],
+        ["hello", stranger.token, stranger.id, {}],
         ["store", stranger.token, stranger.id, KEY, b"value"],
         ["find_value", stranger.token, stranger.id, KEY],
         ["stun", stranger.token, stranger.id],
@@ -67,51 +70,133 @@ async def test_500_hostile_datagrams_change_nothing(network: Network, stranger: 
 
 
 async def test_nobody_unproven_gets_more_than_he_sent(network: Network, stranger: Stranger) -> None:
-    """Nor anything else: what a node sends to an address that proved nothing is the one answer, no longer."""
+    """Nor anything else: what a node sends to an address that proved nothing is the one answer, no longer.
+
+    The package answers a short ping from a forged address with all that it holds.
+    """
     nodes = await network.joined(10)
     for _ in range(10):
         await nodes[0].put(KEY, seal(Identity.generate(), METRICS, swarm=SWARM, seq=1, ttl=5.0))
     requests = (
         ("ping",),
-        ("find_node", KEY),
+        ("hello", bytes(96)),
+        ("find_node", KEY, 20),
         ("rget", KEY, 0),
+        ("digest", KEY, 0),
+        ("pick", KEY, bytes(21)),
         ("rput", KEY, 5000, network.record(nodes[1])),
     )
     for request in requests:
         stranger.token = bytes(8)
         sent, reply, result = await stranger.ask(nodes[0], *request)
         assert len(reply) <= len(sent)
-        assert result is (True if request == ("ping",) else None)
+        assert (result is None) is (request[0] not in ("ping", "hello"))
+    stranger.token = bytes(8)
+    assert (await stranger.ask(nodes[0], "hello"))[2] is None, "the answer would be longer"
+    stranger.send(b"\0" + os.urandom(20) + msgpack.packb(["", bytes(8), stranger.id]), nodes[0])
     assert stranger.asked == []
     assert stranger.received.empty()
     # With the token that came with the answer, the same questions are answered.
-    _, _, contacts = await stranger.ask(nodes[0], "find_node", KEY)
-    assert len(contacts) >= 8
-    _, reply, (_, more, items) = await stranger.ask(nodes[0], "rget", KEY, 0)
-    assert more
-    assert items
-    assert len(reply) <= 1200
+    await stranger.ask(nodes[0], "ping")
+    _, _, contacts = await stranger.ask(nodes[0], "find_node", KEY, 20)
+    assert len(contacts) >= 8 * 26
+    for method in ("rget", "digest"):
+        _, reply, (_, _, items) = await stranger.ask(nodes[0], method, KEY, 0)
+        assert items
+        assert len(reply) <= 1200
+
+
+async def test_who_forges_addresses_cannot_make_a_node_sign_without_end(
+    network: Network, stranger: Stranger
+) -> None:
+    node = await network.node()
+    stranger.id = Identity.generate().node_id
+    answers = []
+    for _ in range(450):
+        stranger.token = bytes(8)
+        answers.append((await stranger.ask(node, "hello", bytes(96)))[2])
+    assert [answer is not None for answer in answers] == [True] * 400 + [False] * 50
+    assert (await stranger.ask(node, "hello", bytes(96)))[2] is not None, "who shows to be there is served"
+
+
+async def test_an_id_takes_a_key_and_a_fresh_signature(network: Network, stranger: Stranger) -> None:
+    """Neither somebody else's id, nor a signature made for another question or another asker will do."""
+    node, other = await network.node(), await network.node()
+    old: list[bytes] = []
+
+    def signed_for(nonce: bytes, asker: bytes, replier: bytes) -> list[bytes]:
+        message = b"p2pllm node\0" + nonce + asker + replier
+        return [stranger.identity.public_key, stranger.identity.sign(message)]
+
+    own, asker = stranger.identity.node_id, network.identities[node].node_id
+    victim = network.identities[other]
+    forgeries = [
+        (victim.node_id, lambda nonce: signed_for(nonce, asker, victim.node_id)),
+        (victim.node_id, lambda nonce: [victim.public_key, signed_for(nonce, asker, victim.node_id)[1]]),
+        (own, lambda nonce: signed_for(old[0], asker, own)),
+        (own, lambda nonce: signed_for(nonce, victim.node_id, own)),
+        (own, lambda nonce: [stranger.identity.public_key]),
+        (own, lambda nonce: [b"", b""]),
+        (own, lambda nonce: True),
+    ]
+    old.append(os.urandom(20))
+    for stranger.id, forge in forgeries:
+        stranger.answer = lambda request, forge=forge: (
+            stranger.reply_to(request, forge(request[1:21]))
+            if method_of(request) == "hello"
+            else stranger.polite(request)
+        )
+        assert await node.bootstrap([stranger.address]) == 0
+    assert node.contacts() == []
+    stranger.id, stranger.answer = own, stranger.polite
+    assert await node.bootstrap([stranger.address]) == 1
 
 
 async def test_a_token_is_good_for_one_address_and_one_node(network: Network, stranger: Stranger) -> None:
     one, other = await network.joined(2)
     await stranger.ask(one, "ping")
-    assert (await stranger.ask(one, "find_node", KEY))[2] is not None
-    assert (await stranger.ask(other, "find_node", KEY))[2] is None
+    assert (await stranger.ask(one, "find_node", KEY, 20))[2] is not None
+    assert (await stranger.ask(other, "find_node", KEY, 20))[2] is None
 
 
-async def test_a_node_enters_the_table_only_by_answering(network: Network, stranger: Stranger) -> None:
+async def test_a_node_enters_the_table_only_by_proving_its_id(network: Network, stranger: Stranger) -> None:
     node = await network.node()
     await node.put(KEY, network.record(node))
     await stranger.ask(node, "ping")
-    await stranger.ask(node, "find_node", KEY)
+    await stranger.ask(node, "find_node", KEY, 20)
     await eventually(lambda: len(stranger.asked) == 2)
-    assert stranger.asked == ["ping", "ping"], "two tries, and no record is handed over unasked"
+    assert stranger.asked == ["hello", "hello"], "two tries, and no record is handed over unasked"
+    assert node.contacts() == []
+    stranger.answer = stranger.polite_but("hello", True)
+    await eventually(lambda: not protocol_of(node)._greetings)
+    network.clock.now += 1.0
+    await stranger.ask(node, "find_node", KEY, 20)
+    await eventually(lambda: len(stranger.asked) == 3 and not protocol_of(node)._greetings)
     assert node.contacts() == []
     stranger.answer = stranger.polite
-    await eventually(lambda: not node._protocol._greetings)
-    await stranger.ask(node, "find_node", KEY)
-    await eventually(lambda: node.contacts() == [(stranger.id, *stranger.address)])
+    network.clock.now += 1.0
+    await stranger.ask(node, "find_node", KEY, 20)
+    await eventually(lambda: node.contacts() == [Contact(stranger.id, *stranger.address)])
+
+
+async def test_who_passes_proofs_on_does_not_take_an_id_from_its_owner(
+    network: Network, stranger: Stranger
+) -> None:
+    """A stranger in the middle can answer with a proof that its owner made, but not move the id to itself."""
+    one, other = await network.joined(2)
+    owner = network.identities[other]
+    stranger.identity, stranger.id = owner, owner.node_id  # as good as passing every question on
+    stranger.answer = stranger.polite
+    assert await one.bootstrap([stranger.address]) == 1
+    await stranger.ask(one, "ping")
+    await stranger.ask(one, "find_node", KEY, 20)
+    await eventually(lambda: not protocol_of(one)._greetings)
+    assert one.contacts() == [Contact(owner.node_id, *address_of(other))]
+    await still_works(network, one, other)
+    await other.close()
+    await one.put(KEY, network.record(one))
+    await stranger.ask(one, "find_node", KEY, 20)
+    await eventually(lambda: one.contacts() == [Contact(owner.node_id, *stranger.address)])
 
 
 async def test_an_id_cannot_be_taken_over_while_its_owner_answers(
@@ -121,9 +206,9 @@ async def test_an_id_cannot_be_taken_over_while_its_owner_answers(
     stranger.id = network.identities[other].node_id
     stranger.answer = stranger.polite
     await stranger.ask(one, "ping")
-    await stranger.ask(one, "find_node", KEY)
-    await eventually(lambda: not one._protocol._greetings)
-    assert one.contacts() == [(network.identities[other].node_id, *address_of(other))]
+    await stranger.ask(one, "find_node", KEY, 20)
+    await eventually(lambda: not protocol_of(one)._greetings)
+    assert one.contacts() == [Contact(network.identities[other].node_id, *address_of(other))]
     await still_works(network, one, other)
 
 
@@ -132,28 +217,24 @@ async def test_one_who_asks_for_everything_at_once_is_cut_off_and_others_are_not
 ) -> None:
     nodes = await network.joined(2)
     await stranger.ask(nodes[0], "ping")
-    request = b"\0" + os.urandom(20) + msgpack.packb(["find_node", stranger.token, stranger.id, KEY])
-    limit = nodes[0]._protocol._limit
-    while limit.allows(stranger.address, network.clock()):
+    limits = protocol_of(nodes[0])._limits
+    while limits.allows(stranger.address, network.clock(), proven=True):
         pass
-    stranger.send(request, nodes[0])
+    stranger.send(stranger.request("find_node", KEY, 20), nodes[0])
     await still_works(network, *nodes)
     assert stranger.received.empty()
 
 
-BAD_CONTACTS = [
-    [os.urandom(20), "127.0.0.1", 70000],
-    [os.urandom(20), "127.0.0.1", -1],
-    [os.urandom(20), 7, 7600],
-    [os.urandom(20), "host.invalid", 7600],
-    [os.urandom(20), "::1", 7600],
-    [b"\0" + os.urandom(20), "127.0.0.1", 7600],
-    [os.urandom(21), "127.0.0.1", 7600],
-    ["id", "127.0.0.1", 7600],
-    [],
-    7,
-    None,
-]
+async def test_who_sends_forged_records_soon_gets_no_answer(network: Network, stranger: Stranger) -> None:
+    """Each costs its receiver a signature check, so it costs its sender as much as many requests."""
+    node = await network.node()
+    await stranger.ask(node, "ping")
+    limits = protocol_of(node)._limits
+    for _ in range(50):
+        raw = seal(Identity.generate(), METRICS, swarm=SWARM, seq=1, ttl=5.0)
+        stranger.send(stranger.request("rput", KEY, 5000, raw[:-1] + bytes([raw[-1] ^ 1])), node)
+    await asyncio.sleep(0.05)
+    assert not limits.allows(stranger.address, network.clock(), proven=True)
 
 
 @pytest.mark.parametrize(
@@ -166,24 +247,52 @@ BAD_CONTACTS = [
         [],
         [7],
         [[]],
-        BAD_CONTACTS,
+        [[os.urandom(20), "127.0.0.1", 70000]],  # what closes the package's socket for good
+        [os.urandom(20), 7, 7600],
+        (os.urandom(20) + b"\x7f\0\0\1\0\0") * 3,
+        os.urandom(26 * 50),
         [0, True, []],
+        [0, True, b""],
         [5, False, [7]],
+        [5, True, [[1, 2, 3]]],
         [0, False, [[1, b"raw"]]],
+        [0, False, b"\xff" * 33 * 3],
+        [-1, False, []],
+        [2**64 - 1, True, os.urandom(33)],
     ],
-    ids=str,
+    ids=lambda result: str(result)[:30],
 )
 async def test_a_replier_that_answers_rubbish_hurts_nobody(
     network: Network, stranger: Stranger, result: object
 ) -> None:
     nodes = await network.joined(3)
     stranger.answer = lambda request: (
-        stranger.polite(request) if method_of(request) == "ping" else stranger.reply_to(request, result)
+        stranger.polite(request)
+        if method_of(request) in ("ping", "hello")
+        else stranger.reply_to(request, result)
     )
     for node in nodes:
         await node.bootstrap([stranger.address])
-    assert (stranger.id, *stranger.address) in nodes[0].contacts()
+    assert Contact(stranger.id, *stranger.address) in nodes[0].contacts()
     await still_works(network, *nodes)
+
+
+async def test_a_replica_that_hides_a_record_is_found_out_by_another(
+    network: Network, stranger: Stranger
+) -> None:
+    """Whichever of the two is asked for what is new, the digests of the other show what is missing."""
+    nodes = await network.joined(2)
+    reader = await network.node()
+    await network.publish(*nodes)
+    stranger.answer = stranger.polite
+    await reader.bootstrap([address_of(nodes[0]), stranger.address])
+    overlay = reader._overlays[0]
+    overlay.is_near = lambda *_: False  # or its own storage would be asked first
+    for _ in range(20):
+        assert await network.read_by(reader) == network.ids(*nodes)
+        network.clock.now += 1.0
+        await network.publish(*nodes)
+    assert {"rget", "digest"} <= set(stranger.asked)
 
 
 async def test_a_replica_can_hide_records_but_neither_forge_nor_revive_them(
@@ -195,16 +304,32 @@ async def test_a_replica_can_hide_records_but_neither_forge_nor_revive_them(
     elsewhere = seal(owner, METRICS, swarm=bytes(20), seq=10, ttl=5.0)
     items = [[600_000, raw] for raw in (forged, elsewhere, true, old, b"", b"\x93")]
     node = await network.node()
-    stranger.answer = lambda request: (
-        stranger.reply_to(request, [1, False, items])
-        if method_of(request) == "rget"
-        else stranger.polite(request)
-    )
+    stranger.answer = stranger.polite_but("rget", [1, False, items])
     await node.bootstrap([stranger.address])
-    assert [record.raw for record in await node.read(KEY)] == [true]
+    node._overlays[0].is_near = lambda *_: False
+    assert [held.record.raw for held in await node.read(KEY)] == [true]
     network.clock.now += 5.1
     assert await node.read(KEY) == [], "no longer than its owner signed"
     assert await node.read(KEY) == [], "and not once more"
+
+
+async def test_a_replica_that_gives_forged_records_is_read_no_further(
+    network: Network, stranger: Stranger
+) -> None:
+    node = await network.node()
+    versions = iter(range(1, 10**9))
+
+    def forge(request: bytes) -> bytes:
+        if method_of(request) != "rget":
+            return stranger.polite(request)
+        raw = seal(Identity.generate(), METRICS, swarm=SWARM, seq=1, ttl=5.0)
+        return stranger.reply_to(request, [next(versions), True, [[5000, raw[:-64] + os.urandom(64)]]])
+
+    stranger.answer = forge
+    await node.bootstrap([stranger.address])
+    node._overlays[0].is_near = lambda *_: False
+    assert await node.read(KEY) == []
+    assert stranger.asked.count("rget") == 1
 
 
 async def test_a_replica_that_never_comes_to_an_end_does_not_hold_up_a_read(
@@ -213,14 +338,23 @@ async def test_a_replica_that_never_comes_to_an_end_does_not_hold_up_a_read(
     nodes = await network.joined(2)
     await network.publish(*nodes)
     versions = iter(range(1, 10**9))
-    stranger.answer = lambda request: (
-        stranger.reply_to(request, [next(versions), True, []])
-        if method_of(request) == "rget"
-        else stranger.polite(request)
-    )
+    raws = [seal(Identity.generate(), METRICS, swarm=bytes(20), seq=1, ttl=5.0) for _ in range(3)]
+
+    def on_and_on(request: bytes) -> bytes:
+        match method_of(request):
+            case "rget":
+                return stranger.reply_to(request, [next(versions), True, [[5000, raw] for raw in raws]])
+            case "digest":
+                return stranger.reply_to(request, [next(versions), True, os.urandom(33)])
+        return stranger.polite(request)
+
+    stranger.answer = on_and_on
     await nodes[0].bootstrap([stranger.address])
-    assert await network.read_by(nodes[0]) == network.ids(*nodes)
-    assert stranger.asked.count("rget") <= 512
+    nodes[0]._overlays[0].is_near = lambda *_: False
+    for _ in range(4):
+        assert await network.read_by(nodes[0]) == network.ids(*nodes)
+    assert stranger.asked.count("rget") <= 4 * 256
+    assert stranger.asked.count("digest") <= 4 * 256
 
 
 async def test_an_answer_from_another_address_does_not_count(network: Network, stranger: Stranger) -> None:
@@ -234,7 +368,7 @@ async def test_an_answer_from_another_address_does_not_count(network: Network, s
     stranger.answer = overhear
     joining = asyncio.create_task(node.bootstrap([stranger.address]))
     await eventually(lambda: bool(overheard))
-    other._protocol.transport.sendto(stranger.reply_to(overheard[0], True), address_of(node))
+    protocol_of(other).transport.sendto(stranger.reply_to(overheard[0], True), address_of(node))
     assert await joining == 0
     assert node.contacts() == []
 
@@ -270,6 +404,6 @@ async def test_what_is_stored_is_checked_as_strictly_as_what_is_read(
         )
     await stranger.ask(node, "ping")
     assert stranger.received.empty(), "what is malformed gets no answer"
-    assert [record.raw for record in await node.read(KEY)] == [new]
+    assert [held.record.raw for held in await node.read(KEY)] == [new]
     network.clock.now += 5.1
     assert await node.read(KEY) == [], "its life is what its owner signed, not what a stranger says"

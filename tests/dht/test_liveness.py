@@ -1,10 +1,10 @@
-"""Timeouts, the negative cache and the rate limit, worked by hand."""
+"""Timeouts and the negative cache, worked by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from p2pllm.dht.liveness import Liveness, RateLimit
+from p2pllm.dht.liveness import Liveness
 from p2pllm.dht.wire import NO_TOKEN
 
 HERE, THERE = ("192.0.2.1", 1000), ("192.0.2.2", 1000)
@@ -46,15 +46,23 @@ def test_silence_lasts_8_s_and_doubles_with_each_miss() -> None:
 
 def test_three_misses_cost_the_place_and_any_sign_of_life_is_forgiven() -> None:
     liveness = Liveness()
-    for _ in range(3):
+    for now in (0.0, 10.0, 30.0):
         assert not liveness.forgettable(HERE)
-        liveness.missed(HERE, 0.0)
+        liveness.missed(HERE, now)
     assert liveness.forgettable(HERE)
-    assert liveness.silent(HERE, 1.0)
-    liveness.asked(HERE, 1.0)
+    assert liveness.silent(HERE, 31.0)
+    liveness.asked(HERE, 31.0)
     assert not liveness.forgettable(HERE)
-    assert not liveness.silent(HERE, 1.0)
-    assert liveness.heard(HERE) == 1.0
+    assert not liveness.silent(HERE, 31.0)
+    assert liveness.heard(HERE) == 31.0
+
+
+def test_questions_that_fail_together_are_one_miss() -> None:
+    liveness = Liveness()
+    for _ in range(3):
+        liveness.missed(HERE, 0.0)
+    assert not liveness.forgettable(HERE)
+    assert not liveness.silent(HERE, 8.0)
 
 
 def test_a_token_belongs_to_an_address() -> None:
@@ -75,9 +83,19 @@ def test_memory_is_bounded_and_the_longest_unheard_goes_first() -> None:
     assert liveness.token(HERE) == TOKEN
 
 
-def test_the_rate_limit_gives_a_burst_and_then_its_rate() -> None:
-    limit = RateLimit(rate=10, burst=3)
-    assert [limit.allows(HERE, 0.0) for _ in range(4)] == [True, True, True, False]
-    assert limit.allows(THERE, 0.0), "others are not affected"
-    assert [limit.allows(HERE, 0.25) for _ in range(3)] == [True, True, False]
-    assert [limit.allows(HERE, 99.0) for _ in range(4)] == [True, True, True, False]
+def test_an_id_is_proven_for_one_address_until_that_has_been_silent_for_long() -> None:
+    liveness = Liveness()
+    liveness.proved(HERE, b"i" * 20)
+    assert liveness.proven(HERE) == b"i" * 20
+    assert liveness.proven(THERE) is None
+    for now in (0.0, 10.0):
+        liveness.missed(HERE, now)
+    assert liveness.proven(HERE) == b"i" * 20
+    liveness.missed(HERE, 30.0)
+    assert liveness.proven(HERE) is None
+
+
+def test_an_address_is_greeted_once_a_second() -> None:
+    liveness = Liveness()
+    assert [liveness.may_greet(HERE, now) for now in (0.0, 0.9, 1.0, 1.5)] == [True, False, True, False]
+    assert liveness.may_greet(THERE, 0.0)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from p2pllm.dht.contacts import Contact
 from p2pllm.dht.lookup import MAX_ASKED, Answer, Lookup, Replicas, find_nearest
-from p2pllm.dht.wire import Contact
 
 
 def nearest(contacts: set[Contact], target: bytes, count: int) -> list[Contact]:
@@ -113,6 +113,20 @@ def test_a_search_ends_after_a_bounded_number_of_questions() -> None:
     assert asked == MAX_ASKED
 
 
+def test_who_has_answered_just_now_counts_and_is_asked_only_if_very_near() -> None:
+    contacts = [Contact(bytes(19) + bytes([n]), "192.0.2.1", n) for n in range(1, 9)]
+    lookup = Lookup(bytes(20), 6, contacts, is_fresh=lambda contact: contact.port != 5)
+    asked = [lookup.next() for _ in range(4)]
+    assert asked == [*contacts[:3], contacts[4]], "the three nearest, and one of whom nothing is known"
+    assert lookup.next() is None
+    assert lookup.result() == [*contacts[:4], *contacts[5:7]]
+    lookup.answered((contacts[4], []))
+    assert lookup.result() == contacts[:6]
+    lookup.failed(contacts[0])
+    assert lookup.next() == contacts[3], "who is now one of the three"
+    assert lookup.result() == contacts[1:7]
+
+
 async def test_no_barrier_a_slow_node_delays_only_itself() -> None:
     """While one node keeps its answer to itself, all the others are asked and answer."""
     web = Web.of(60, seed=3)
@@ -148,18 +162,36 @@ async def test_a_cancelled_search_leaves_no_question_behind() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_replicas_are_remembered_for_20_s_and_make_room_for_nearer_nodes() -> None:
+TWO, THREE, NINE = (Contact(bytes(19) + bytes([n]), "192.0.2.1", n) for n in (2, 3, 9))
+
+
+def test_replicas_are_remembered_for_a_while_and_make_room_for_nearer_nodes() -> None:
     replicas = Replicas(2)
     key = bytes(20)
-    two, three, nine = (Contact(bytes(19) + bytes([n]), "192.0.2.1", n) for n in (2, 3, 9))
     assert replicas.get(key, 0.0) is None
-    replicas.found(key, [three, nine], 0.0)
-    replicas.arrived(two)
-    assert replicas.get(key, 19.9) == [two, three]
-    moved = Contact(two.id, "192.0.2.1", 22)
+    replicas.found(key, [THREE, NINE], 0.0, 20.0)
+    replicas.arrived(TWO)
+    assert replicas.get(key, 19.9) == [TWO, THREE]
+    moved = Contact(TWO.id, "192.0.2.1", 22)
     replicas.arrived(moved)
-    assert replicas.get(key, 19.9) == [moved, three]
+    assert replicas.get(key, 19.9) == [moved, THREE]
     assert replicas.get(key, 20.0) is None
-    replicas.found(key, [nine], 30.0)
-    replicas.forget(key)
-    assert replicas.get(key, 30.0) is None
+
+
+def test_replicas_that_fail_are_left_out_and_a_lookup_is_due_soon_or_at_once_when_half_are_gone() -> None:
+    replicas = Replicas(4)
+    key = bytes(20)
+    four = Contact(bytes(19) + b"\4", "192.0.2.1", 4)
+    replicas.found(key, [TWO, THREE, four, NINE], 0.0, 20.0)
+    replicas.failed(key, THREE, 5.0)
+    assert replicas.get(key, 5.9) == [TWO, four, NINE]
+    assert replicas.get(key, 6.0) is None
+    replicas.failed(key, NINE, 5.5)
+    assert replicas.get(key, 5.5) is None
+    replicas.failed(key, NINE, 5.5)
+    replicas.found(key, [TWO], 10.0, 1.0)
+    assert replicas.get(key, 10.9) == [TWO]
+    assert replicas.get(key, 11.0) is None
+    replicas.found(key, [TWO], 20.0, 20.0)
+    replicas.clear()
+    assert replicas.get(key, 20.0) is None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import socket
 
 import pytest
 from support.bodies import METRICS, PEER, SWARM
-from support.dht import KEY, Network, Stranger, address_of, eventually
+from support.dht import KEY, Network, Stranger, address_of, eventually, protocol_of
 
-from p2pllm.dht import DhtNode
-from p2pllm.errors import RecordError, UsageError
+from p2pllm.dht import Contact, DhtNode
+from p2pllm.errors import PortTakenError, RecordError, UsageError
 from p2pllm.identity import Identity
 from p2pllm.records import SwarmBody, seal, swarms_key
 
@@ -20,7 +21,7 @@ from p2pllm.records import SwarmBody, seal, swarms_key
 async def test_a_swarm_of_one_reads_what_it_put(network: Network) -> None:
     node = await network.node()
     assert await node.put(KEY, raw := network.record(node)) == 1
-    assert [record.raw for record in await node.read(KEY)] == [raw]
+    assert [held.record.raw for held in await node.read(KEY)] == [raw]
 
 
 async def test_what_one_puts_the_others_read(network: Network) -> None:
@@ -28,8 +29,10 @@ async def test_what_one_puts_the_others_read(network: Network) -> None:
     raw = network.record(nodes[0], PEER)
     assert await nodes[0].put(KEY, raw) == 4
     for node in nodes:
-        (record,) = await node.read(KEY)
-        assert (record.raw, record.body, record.peer_id) == (raw, PEER, network.identities[nodes[0]].peer_id)
+        ((record, life),) = await node.read(KEY)
+        assert (record.raw, record.kind) == (raw, "peer")
+        assert record.peer_id == network.identities[nodes[0]].peer_id
+        assert life == 5.0
 
 
 async def test_everybody_reads_everybody(network: Network) -> None:
@@ -44,9 +47,15 @@ async def test_a_newer_record_replaces_the_older_of_its_kind_only(network: Netwo
     for body in (PEER, METRICS):
         await one.put(KEY, network.record(one, body, seq=5))
     await one.put(KEY, network.record(one, METRICS, seq=6))
-    assert {(r.kind, r.seq) for r in await other.read(KEY)} == {("peer", 5), ("metrics", 6)}
+    assert {(held.record.kind, held.record.seq) for held in await other.read(KEY)} == {
+        ("peer", 5),
+        ("metrics", 6),
+    }
     assert await one.put(KEY, network.record(one, METRICS, seq=4)) == 0, "nobody takes an older one"
-    assert {(r.kind, r.seq) for r in await other.read(KEY)} == {("peer", 5), ("metrics", 6)}
+    assert {(held.record.kind, held.record.seq) for held in await other.read(KEY)} == {
+        ("peer", 5),
+        ("metrics", 6),
+    }
 
 
 async def test_a_record_dies_everywhere_when_its_life_is_over(network: Network) -> None:
@@ -83,15 +92,15 @@ async def test_a_record_that_is_not_valid_or_not_of_this_key_is_not_put(network:
     with pytest.raises(RecordError):
         await node.put(KEY, raw[:-1] + bytes([raw[-1] ^ 1]))
     with pytest.raises(RecordError):
-        await node.put(swarms_key(), raw)
+        await node.put(swarms_key(SWARM), raw)
     assert await node.read(KEY) == []
 
 
 async def test_swarms_are_indexed_under_their_own_key(network: Network) -> None:
     nodes = await network.joined(3)
     body = SwarmBody("SmolLM2-135M-Instruct", "abc", 30)
-    await nodes[0].put(swarms_key(), network.record(nodes[0], body))
-    assert [record.body for record in await nodes[2].read(swarms_key())] == [body]
+    await nodes[0].put(swarms_key(SWARM), network.record(nodes[0], body))
+    assert [held.record.body() for held in await nodes[2].read(swarms_key(SWARM))] == [body]
     assert await nodes[2].read(KEY) == []
 
 
@@ -115,7 +124,7 @@ async def test_a_dead_node_is_asked_once_and_then_left_alone(network: Network, s
     node = await network.node()
     stranger.answer = stranger.polite
     await node.bootstrap([stranger.address])
-    assert node.contacts() == [(stranger.id, *stranger.address)]
+    assert node.contacts() == [Contact(stranger.id, *stranger.address)]
     stranger.answer = lambda _: None
     stranger.asked.clear()
     await node.put(KEY, network.record(node))
@@ -128,7 +137,7 @@ async def test_a_dead_node_is_asked_once_and_then_left_alone(network: Network, s
     network.clock.now += 8.1
     stranger.answer = stranger.polite
     await node.put(KEY, network.record(node))
-    assert node.contacts() == [(stranger.id, *stranger.address)]
+    assert node.contacts() == [Contact(stranger.id, *stranger.address)]
 
 
 async def test_a_silent_node_is_not_named_to_others(network: Network, stranger: Stranger) -> None:
@@ -140,7 +149,7 @@ async def test_a_silent_node_is_not_named_to_others(network: Network, stranger: 
     stranger.asked.clear()
     newcomer = await network.node()
     await newcomer.bootstrap([address_of(one)])
-    assert {contact[0] for contact in newcomer.contacts()} == {
+    assert {contact.id for contact in newcomer.contacts()} == {
         network.identities[node].node_id for node in (one, other)
     }
     assert stranger.asked == []
@@ -151,17 +160,17 @@ async def test_refreshing_finds_strangers_and_notices_who_died_quietly(
 ) -> None:
     node, far = await network.joined(2)
     await far.bootstrap([stranger.address])
-    assert node.contacts() == [(network.identities[far].node_id, *address_of(far))]
+    assert node.contacts() == [Contact(network.identities[far].node_id, *address_of(far))]
     stranger.answer = stranger.polite
     await far.bootstrap([stranger.address])
-    await node._refresh()
-    assert (stranger.id, *stranger.address) in node.contacts()
+    await node._overlays[0].refresh()
+    assert Contact(stranger.id, *stranger.address) in node.contacts()
     stranger.answer = lambda _: None
     for _ in range(3):
         network.clock.now += 65.0
-        await node._refresh()
-        assert (stranger.id, *stranger.address) not in node.contacts()
-    assert node._protocol.router.get(stranger.id) is None, "its place is free after three misses"
+        await node._overlays[0].refresh()
+        assert Contact(stranger.id, *stranger.address) not in node.contacts()
+    assert protocol_of(node).router.get(stranger.id) is None, "its place is free after three misses"
 
 
 async def test_a_node_that_returns_on_another_port_is_found_there(network: Network) -> None:
@@ -172,10 +181,10 @@ async def test_a_node_that_returns_on_another_port_is_found_there(network: Netwo
     assert returned.port != old_port
     assert await returned.bootstrap([address_of(nodes[0])]) == 1
     await returned.put(KEY, network.record(returned))
-    here = (identity.node_id, *address_of(returned))
+    here = Contact(identity.node_id, *address_of(returned))
     await eventually(lambda: all(here in node.contacts() for node in nodes[:2]))
     for node in nodes[:2]:
-        assert [contact for contact in node.contacts() if contact[0] == identity.node_id] == [here]
+        assert [contact for contact in node.contacts() if contact.id == identity.node_id] == [here]
         assert await network.read_by(node) == {identity.peer_id}
 
 
@@ -184,14 +193,14 @@ async def test_a_node_that_restarts_in_its_place_is_read_from_the_beginning(netw
     reader = await network.node()
     keeper = DhtNode(identity := Identity.generate(), clock=network.clock)
     network.identities[keeper] = identity
-    await keeper.start("127.0.0.1", 0)
+    await keeper.start(["127.0.0.1"], 0)
     port = keeper.port
     await reader.bootstrap([("127.0.0.1", port)])
     for seq in range(1, 6):
         await keeper.put(KEY, network.record(keeper, seq=seq))
     assert await network.read_by(reader) == {identity.peer_id}
     await keeper.close()
-    await keeper.start("127.0.0.1", port)
+    await keeper.start(["127.0.0.1"], port)
     owner = Identity.generate()
     await keeper.put(KEY, seal(owner, METRICS, swarm=SWARM, seq=1, ttl=5.0))
     assert owner.peer_id in await network.read_by(reader)
@@ -210,27 +219,29 @@ async def test_bootstrap_counts_who_answers_and_survives_who_does_not(network: N
     assert await newcomer.bootstrap([address_of(newcomer)]) == 0, "one's own answer is nobody's"
     with pytest.raises(UsageError, match="a port is a number from 1 to 65535"):
         await newcomer.bootstrap([("127.0.0.1", 70000)])
-    assert [contact[0] for contact in newcomer.contacts()] == [network.identities[one].node_id]
+    assert [contact.id for contact in newcomer.contacts()] == [network.identities[one].node_id]
 
 
 async def test_whom_we_ask_gets_to_know_us(network: Network) -> None:
     one, other = await network.node(), await network.node()
     await one.bootstrap([address_of(other)])
-    own = (network.identities[one].node_id, *address_of(one))
+    own = Contact(network.identities[one].node_id, *address_of(one))
     await eventually(lambda: other.contacts() == [own])
 
 
 async def test_a_port_in_use_is_a_usage_error(network: Network) -> None:
     node, second = await network.node(), DhtNode(Identity.generate())
-    with pytest.raises(UsageError, match=rf"127\.0\.0\.1:{node.port} \(UDP\), Address already in use"):
-        await second.start("127.0.0.1", node.port)
+    with pytest.raises(PortTakenError, match=rf"127\.0\.0\.1:{node.port} \(UDP\), Address already in use"):
+        await second.start(["127.0.0.1"], node.port)
     await second.close()
 
 
-@pytest.mark.parametrize("host", ["nobody.invalid", "::1"])
-async def test_a_host_without_an_ipv4_address_is_a_usage_error(host: str) -> None:
-    with pytest.raises(UsageError, match=f"cannot listen on {host}"):
-        await DhtNode(Identity.generate()).start(host, 0)
+@pytest.mark.parametrize(
+    "hosts", [["nobody.invalid"], ["192.0.2.1"], ["127.0.0.1", "127.0.0.2"], [".." * 40]]
+)
+async def test_hosts_that_are_not_this_machines_or_too_many_are_a_usage_error(hosts: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"cannot listen on {re.escape(hosts[-1])}.* --host"):
+        await DhtNode(Identity.generate()).start(hosts, 0)
 
 
 async def test_closing_frees_the_port_and_ends_what_is_under_way(
@@ -261,20 +272,20 @@ async def test_a_cancelled_put_leaves_nothing_behind(network: Network, stranger:
     putting.cancel()
     await asyncio.wait([putting])
     assert putting.cancelled()
-    assert node._protocol._questions == {}
+    assert protocol_of(node)._questions == {}
     assert len(await node.read(KEY)) == 1
 
 
 def test_nodes_live_on_uvloop_as_well() -> None:
     async def put_and_read() -> list[bytes]:
         one, other = (DhtNode(identity) for identity in identities)
-        await one.start("127.0.0.1", 0)
-        await other.start("127.0.0.1", 0)
+        await one.start(["127.0.0.1"], 0)
+        await other.start(["127.0.0.1"], 0)
         assert await other.bootstrap([("127.0.0.1", 1), address_of(one)]) == 1
         await other.put(KEY, raw)
-        found = [record.raw for record in await one.read(KEY)]
+        found = [held.record.raw for held in await one.read(KEY)]
         with pytest.raises(UsageError, match="Address already in use"):
-            await DhtNode(Identity.generate()).start("127.0.0.1", one.port)
+            await DhtNode(Identity.generate()).start(["127.0.0.1"], one.port)
         await one.close()
         await other.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}

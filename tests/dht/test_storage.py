@@ -13,7 +13,7 @@ from p2pllm.errors import RecordError
 from p2pllm.identity import Identity
 from p2pllm.records import Body, directory_key, seal
 
-KEY = directory_key(SWARM)
+KEY = directory_key(SWARM, bytes(20), 0)
 OWNERS = [Identity.from_seed(bytes([n] * 32)) for n in range(3)]
 
 
@@ -64,7 +64,9 @@ class StorageMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_live_is_the_newest(self) -> None:
-        live = {(record.public_key, record.kind): record.seq for record in self.records.live(KEY, self.now)}
+        live = {
+            (record.public_key, record.kind): record.seq for record, _ in self.records.live(KEY, self.now)
+        }
         expected = {
             (OWNERS[owner].public_key, kind): seq
             for (owner, kind), (seq, expires, _, _) in self.newest.items()
@@ -78,12 +80,12 @@ class StorageMachine(RuleBasedStateMachine):
         while more:
             page = self.records.page(KEY, cursor, 900, self.now)
             assert page.items or not page.more
-            assert sum(len(record.raw) for _, record in page.items) <= 900
-            assert all(0 < life <= record.ttl for life, record in page.items)
-            paged += [record for _, record in page.items]
+            assert sum(len(record.raw) for record, _ in page.items) <= 900
+            assert all(0 < life <= record.ttl for record, life in page.items)
+            paged += [record for record, _ in page.items]
             more, cursor = page.more, page.cursor
         assert sorted(record.raw for record in paged) == sorted(
-            r.raw for r in self.records.live(KEY, self.now)
+            held.record.raw for held in self.records.live(KEY, self.now)
         )
 
 
@@ -106,14 +108,14 @@ def test_a_forged_record_is_refused_and_changes_nothing() -> None:
     assert records.accept(KEY, sealed(seq=1), 5.0, source="host", now=0.0)
     with pytest.raises(RecordError, match="signature"):
         records.accept(KEY, sealed(seq=2)[:-1] + b"\0", 5.0, source="host", now=0.0)
-    assert [record.seq for record in records.live(KEY, 0.0)] == [1]
+    assert [held.record.seq for held in records.live(KEY, 0.0)] == [1]
 
 
 def test_of_two_records_with_one_number_the_first_stays() -> None:
     records = Records()
     assert records.accept(KEY, sealed(ttl=5.0), 5.0, source="host", now=0.0)
     assert not records.accept(KEY, sealed(ttl=6.0), 5.0, source="host", now=0.0)
-    assert [record.ttl for record in records.live(KEY, 0.0)] == [5.0]
+    assert [held.record.ttl for held in records.live(KEY, 0.0)] == [5.0]
 
 
 def test_life_only_shrinks_on_the_way_from_node_to_node() -> None:
@@ -122,7 +124,7 @@ def test_life_only_shrinks_on_the_way_from_node_to_node() -> None:
     circle[0].accept(KEY, sealed(ttl=5.0), 5.0, source="owner", now=0.0)
     now, hops = 0.0, 0
     while page := circle[hops % 3].page(KEY, 0, 1000, now).items:
-        (life, record), *_ = page
+        (record, life), *_ = page
         now, hops = now + 0.4, hops + 1
         circle[hops % 3].accept(KEY, record.raw, life - 0.4, source="other", now=now)
     assert 4.5 < now < 5.5
@@ -149,7 +151,7 @@ def test_what_expired_does_not_keep_newer_ones_out() -> None:
     records = Records()
     assert records.accept(KEY, sealed(seq=3), 5.0, source="host", now=0.0)
     assert records.accept(KEY, sealed(seq=4), 5.0, source="host", now=10.0)
-    assert [record.seq for record in records.live(KEY, 10.0)] == [4]
+    assert [held.record.seq for held in records.live(KEY, 10.0)] == [4]
 
 
 def test_a_source_cannot_use_up_the_room_of_others() -> None:
@@ -184,4 +186,4 @@ def test_a_later_page_holds_only_what_is_new() -> None:
     assert records.page(KEY, seen.cursor, 10_000, 0.0).items == []
     records.accept(KEY, sealed(1, seq=2), 5.0, source="host", now=1.0)
     (later,) = records.page(KEY, seen.cursor, 10_000, 1.0).items
-    assert (later[1].public_key, later[1].seq) == (OWNERS[1].public_key, 2)
+    assert (later.record.public_key, later.record.seq) == (OWNERS[1].public_key, 2)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kademlia.node import Node
 
+from p2pllm.dht.contacts import Contact
 from p2pllm.dht.table import ContactTable
-from p2pllm.dht.wire import Contact
 
 OWN = bytes(20)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from p2pllm.execution import Checkpoint, open_checkpoint
 from p2pllm.execution.attention import Segment
 from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.loader import Loader
 from p2pllm.execution.stage import Stage
 
 
@@ -92,10 +94,26 @@ def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return make
 
 
-class Chain:
-    """Stages one after the other, for several sessions in one batch."""
+@dataclass(frozen=True)
+class Slice:
+    """Layers [start, end) of a stage that may hold more."""
 
-    def __init__(self, stages: Sequence[Stage], sessions: int, tokens: int = 256) -> None:
+    stage: Stage
+    start: int
+    end: int
+
+
+def load_slice(checkpoint: Checkpoint, start: int, end: int, dtype: str = "float32") -> Slice:
+    """Layers [start, end) in a stage of their own."""
+    loader = Loader(checkpoint, dtype=dtype, device="cpu")
+    loader.load(start, end)
+    return Slice(loader.stage, start, end)
+
+
+class Chain:
+    """Slices one after the other, for several sessions in one batch."""
+
+    def __init__(self, stages: Sequence[Slice], sessions: int, tokens: int = 256) -> None:
         self.stages = stages
         self.caches = [
             [SessionCache(stage.start, stage.end, tokens) for _ in range(sessions)] for stage in stages
@@ -107,8 +125,8 @@ class Chain:
         hidden = torch.tensor([token for tokens in rows.values() for token in tokens])
         for stage, caches in zip(self.stages, self.caches, strict=True):
             segments = [Segment(caches[i], self.lengths[i], len(tokens)) for i, tokens in rows.items()]
-            hidden = stage.forward(segments, hidden, stage.start, stage.end)
+            hidden = stage.stage.forward(segments, hidden, stage.start, stage.end)
         for i, tokens in rows.items():
             self.lengths[i] += len(tokens)
-        logits = self.stages[-1].logits(hidden)
+        logits = self.stages[-1].stage.logits(hidden)
         return dict(zip(rows, torch.split(logits, [len(tokens) for tokens in rows.values()]), strict=True))

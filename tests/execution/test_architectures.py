@@ -12,10 +12,10 @@ from transformers import AutoConfig
 
 from p2pllm.errors import ModelError
 from p2pllm.execution import open_checkpoint
-from p2pllm.execution.loader import load_stage
+from p2pllm.execution.loader import Loader
 from p2pllm.execution.selfcheck import check_architecture
 
-from .conftest import TINY, Chain
+from .conftest import TINY, Chain, Slice, load_slice
 
 SUPPORTED = [
     *("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "phi3"),
@@ -41,9 +41,7 @@ PROMPTS = ([5, 17, 42, 8, 99, 23, 61, 3, 77, 12, 50, 31], [9, 88, 2, 71, 64, 33,
 def test_saved_model_in_slices(kind: str, saved_model: Callable[[str], tuple[Path, Any]]) -> None:
     directory, whole = saved_model(kind)
     checkpoint = open_checkpoint(str(directory))
-    stages = [
-        load_stage(checkpoint, a, b, dtype="float32", device="cpu") for a, b in ((0, 1), (1, 3), (3, 4))
-    ]
+    stages = [load_slice(checkpoint, a, b) for a, b in ((0, 1), (1, 3), (3, 4))]
     chain = Chain(stages, sessions=2)
     parts = [
         chain.step({0: PROMPTS[0][:7], 1: PROMPTS[1][:3]}),
@@ -53,6 +51,29 @@ def test_saved_model_in_slices(kind: str, saved_model: Callable[[str], tuple[Pat
     for session, tokens in enumerate(PROMPTS):
         logits = torch.cat([part[session] for part in parts])
         torch.testing.assert_close(logits, whole(torch.tensor([tokens])).logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", TINY)
+@torch.inference_mode()
+def test_layers_that_come_and_go_in_one_stage(
+    kind: str, saved_model: Callable[[str], tuple[Path, Any]]
+) -> None:
+    directory, whole = saved_model(kind)
+    loader = Loader(open_checkpoint(str(directory)), dtype="float32", device="cpu")
+
+    def logits() -> torch.Tensor:
+        chain = Chain([Slice(loader.stage, a, b) for a, b in ((0, 1), (1, 3), (3, 4))], sessions=1)
+        return torch.cat([chain.step({0: PROMPTS[0][a:b]})[0] for a, b in ((0, 7), (7, 8), (8, 12))])
+
+    loader.load(2, 4)
+    loader.load(0, 2)
+    first = logits()
+    torch.testing.assert_close(first, whole(torch.tensor([PROMPTS[0]])).logits[0], atol=1e-4, rtol=1e-4)
+    loader.stage.retain({1, 3})
+    with pytest.raises((RuntimeError, ModelError)):
+        logits()
+    loader.load(0, 3)
+    assert torch.equal(logits(), first)
 
 
 @pytest.mark.parametrize("kind", SUPPORTED)

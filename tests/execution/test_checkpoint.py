@@ -19,10 +19,9 @@ from safetensors.torch import load_file, save_file
 from p2pllm.errors import ModelError
 from p2pllm.execution import Checkpoint, open_checkpoint
 from p2pllm.execution.checkpoint import role_of
-from p2pllm.execution.loader import load_stage
 from p2pllm.execution.safetensors_files import SafetensorsCheckpoint
 
-from .conftest import Chain
+from .conftest import Chain, load_slice
 
 Saved = Callable[[str], tuple[Path, Any]]
 
@@ -107,7 +106,7 @@ def test_sharded_model_reads_only_what_the_slice_needs(
     stages = []
     for start, end in ((0, 2), (2, 3), (3, 4)):
         read.clear()
-        stages.append(load_stage(checkpoint, start, end, dtype="float32", device="cpu"))
+        stages.append(load_slice(checkpoint, start, end))
         ends = {"model.embed_tokens.weight"} if start == 0 else set()
         if end == 4:
             ends |= {
@@ -128,10 +127,7 @@ def test_sharded_model_reads_only_what_the_slice_needs(
 def test_tied_embedding_is_shared_in_a_whole_model_and_copied_across_stages(saved_model: Saved) -> None:
     checkpoint = open_checkpoint(str(saved_model("qwen2")[0]))
     embedding = checkpoint.embed_bytes("float32")
-    sizes = [
-        load_stage(checkpoint, a, b, dtype="float32", device="cpu").weight_bytes
-        for a, b in ((0, 4), (0, 2), (2, 4))
-    ]
+    sizes = [load_slice(checkpoint, a, b).stage.weight_bytes for a, b in ((0, 4), (0, 2), (2, 4))]
     assert sizes[1] + sizes[2] == sizes[0] + embedding
 
 
@@ -141,8 +137,7 @@ def test_bfloat16_files(saved_model: Saved, tmp_path: Path) -> None:
     shutil.copy(saved_model("llama")[0] / "config.json", tmp_path)
     save_file(weights, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(str(tmp_path))
-    stage = load_stage(checkpoint, 0, 4, dtype="bfloat16", device="cpu")
-    loaded = stage._model.states()
+    loaded = load_slice(checkpoint, 0, 4, "bfloat16").stage._model.held()
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
 
 
@@ -154,7 +149,7 @@ def rejected(model: Path | str) -> str:
 
     def open_and_load() -> None:
         checkpoint = open_checkpoint(str(model))
-        load_stage(checkpoint, 0, checkpoint.layers, dtype="float32", device="cpu")
+        load_slice(checkpoint, 0, checkpoint.layers)
 
     with pytest.raises(ModelError) as caught:
         open_and_load()
@@ -227,7 +222,7 @@ def test_not_safetensors(directory: Path, start: bytes) -> None:
 @pytest.mark.parametrize("layers", [(-1, 2), (2, 2), (3, 2), (0, 5)])
 def test_layers_that_are_not_there(directory: Path, layers: tuple[int, int]) -> None:
     with pytest.raises(ModelError, match="has layers 0:4"):
-        load_stage(open_checkpoint(str(directory)), *layers, dtype="float32", device="cpu")
+        load_slice(open_checkpoint(str(directory)), *layers)
 
 
 def test_read_gives_arrays_of_their_own(checkpoint: Checkpoint) -> None:

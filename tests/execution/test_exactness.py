@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from p2pllm.execution import ChatTokenizer, Checkpoint
-from p2pllm.execution.loader import load_stage
-from p2pllm.execution.stage import Stage
+from p2pllm.execution.loader import Loader
 
-from .conftest import Chain
+from .conftest import Chain, Slice, load_slice
 
 if TYPE_CHECKING:
     from support.reference import Reference
@@ -22,11 +21,9 @@ QUESTIONS = ["Why is the sky blue?", "Write one line about the sea."]
 
 
 @pytest.fixture(scope="module", params=CUTS, ids=lambda cuts: f"{len(cuts) - 1}-stages")
-def stages(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> list[Stage]:
+def stages(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> list[Slice]:
     cuts: tuple[int, ...] = request.param
-    return [
-        load_stage(checkpoint, start, end, dtype="float32", device="cpu") for start, end in pairwise(cuts)
-    ]
+    return [load_slice(checkpoint, start, end) for start, end in pairwise(cuts)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +39,7 @@ def whole_logits(reference: Reference, tokens: list[int]) -> torch.Tensor:
 
 
 def test_logits_of_a_ragged_batch_in_chunks(
-    stages: list[Stage], prompts: list[list[int]], reference: Reference
+    stages: list[Slice], prompts: list[list[int]], reference: Reference
 ) -> None:
     chain = Chain(stages, sessions=2)
     first, second = prompts
@@ -57,7 +54,7 @@ def test_logits_of_a_ragged_batch_in_chunks(
         torch.testing.assert_close(logits, whole_logits(reference, tokens), atol=1e-4, rtol=0)
 
 
-def test_greedy_tokens(stages: list[Stage], prompts: list[list[int]], reference: Reference) -> None:
+def test_greedy_tokens(stages: list[Slice], prompts: list[list[int]], reference: Reference) -> None:
     """64 greedy tokens of two sessions in one batch: each is transformers' best, or within 1e-3 of it."""
     chain = Chain(stages, sessions=2)
     logits = {session: chain.step({session: tokens})[session] for session, tokens in enumerate(prompts)}
@@ -73,7 +70,7 @@ def test_greedy_tokens(stages: list[Stage], prompts: list[list[int]], reference:
         assert (expected.max(dim=-1).values - own).max() <= 1e-3
 
 
-def test_going_back_forgets_what_came_after(stages: list[Stage], prompts: list[list[int]]) -> None:
+def test_going_back_forgets_what_came_after(stages: list[Slice], prompts: list[list[int]]) -> None:
     chain = Chain(stages, sessions=1)
     chain.step({0: prompts[0][:10]})
     expected = chain.step({0: prompts[0][10:20]})[0]
@@ -84,11 +81,17 @@ def test_going_back_forgets_what_came_after(stages: list[Stage], prompts: list[l
 
 
 def test_a_part_of_a_slice(checkpoint: Checkpoint, prompts: list[list[int]], reference: Reference) -> None:
-    """Chains may use only some layers of a slice, and visit a peer twice."""
+    """Chains may use only some layers of a slice, and visit a peer twice. The slice was loaded piece by
+    piece.
+    """
     from p2pllm.execution.attention import Segment
     from p2pllm.execution.kv import SessionCache
 
-    whole = load_stage(checkpoint, 0, 30, dtype="float32", device="cpu")
+    loader = Loader(checkpoint, dtype="float32", device="cpu")
+    loader.load(10, 30)
+    loader.stage.retain(range(20, 30))
+    loader.load(0, 30)
+    whole = loader.stage
     hidden = torch.tensor(prompts[0])
     for start, end in ((0, 3), (3, 17), (17, 18), (18, 30)):
         segment = Segment(SessionCache(start, end, 64), 0, len(prompts[0]))
@@ -97,7 +100,7 @@ def test_a_part_of_a_slice(checkpoint: Checkpoint, prompts: list[list[int]], ref
 
 
 def test_bfloat16_stays_close(checkpoint: Checkpoint, prompts: list[list[int]], reference: Reference) -> None:
-    halves = [load_stage(checkpoint, a, b, dtype="bfloat16", device="cpu") for a, b in ((0, 15), (15, 30))]
+    halves = [load_slice(checkpoint, a, b, "bfloat16") for a, b in ((0, 15), (15, 30))]
     logits = Chain(halves, sessions=1).step({0: prompts[0]})[0]
     expected = whole_logits(reference, prompts[0])
     assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.99

@@ -31,15 +31,18 @@ def tiny(saved_model: Callable[[str], tuple[Path, Any]]) -> tuple[Checkpoint, An
     return open_checkpoint(str(directory)), whole
 
 
+def empty(checkpoint: Checkpoint) -> Executor:
+    return Executor(checkpoint, dtype="float32", device="cpu", threads=1)
+
+
 @asynccontextmanager
 async def executor(
     checkpoint: Checkpoint, start: int = 0, end: int = LAYERS, blocks: int = 64
 ) -> AsyncIterator[Executor]:
     """A loaded executor with room for ``blocks`` blocks of all its layers."""
-    kv_bytes = blocks * (end - start) * BLOCK_BYTES
-    made = Executor(checkpoint, start, end, dtype="float32", device="cpu", threads=1, kv_bytes=kv_bytes)
+    made = empty(checkpoint)
     try:
-        await made.load()
+        await made.load(start, end, kv_bytes=blocks * (end - start) * BLOCK_BYTES)
         yield made
     finally:
         await made.close()
@@ -67,7 +70,8 @@ async def generate(
 ) -> list[int]:
     """Tokens of a session over executors that hold one slice each, the prompt in two chunks."""
     for index, stage in enumerate(chain):
-        stage.reserve((session, index), start=stage.start, end=stage.end, tokens=len(prompt), sampling=params)
+        ((start, end),) = stage.slices
+        stage.reserve((session, index), start=start, end=end, tokens=len(prompt), sampling=params)
     tokens: list[int] = []
     position = 0
     pieces = [prompt[:7], prompt[7:]]
@@ -217,9 +221,12 @@ async def test_rows_after_a_failed_chunk_fail_too(tiny: tuple[Checkpoint, Any]) 
 
 async def test_requests_that_can_never_be_served(tiny: tuple[Checkpoint, Any]) -> None:
     async with executor(tiny[0], 1, 3) as stage:
-        for start, end, tokens in ((0, 3, 16), (1, 4, 16), (2, 2, 16), (1, 3, 0), (1, 3, 129)):
+        for start, end, tokens in ((-1, 3, 16), (1, 5, 16), (2, 2, 16), (1, 3, 0), (1, 3, 129)):
             with pytest.raises(RequestError):
                 stage.reserve(("a", 0), start=start, end=end, tokens=tokens)
+        for start, end in ((0, 3), (1, 4), (0, 1)):
+            with pytest.raises(BusyError, match=r"not here \(but 1:3\)"):
+                stage.reserve(("a", 0), start=start, end=end, tokens=16)
         for params in (
             SamplingParams(temperature=-1),
             SamplingParams(temperature=float("nan")),
@@ -271,12 +278,13 @@ async def test_close_fails_what_waits_and_leaves_no_thread(tiny: tuple[Checkpoin
 
 async def test_close_in_the_middle_of_loading(tiny: tuple[Checkpoint, Any]) -> None:
     before = set(threading.enumerate())
-    stage = Executor(tiny[0], 0, 4, dtype="float32", device="cpu", threads=1, kv_bytes=1 << 20)
-    loading = asyncio.ensure_future(stage.load())
+    stage = empty(tiny[0])
+    loading = [asyncio.ensure_future(stage.load(a, b, kv_bytes=1 << 20)) for a, b in ((0, 2), (2, 4))]
     await asyncio.sleep(0)
     await stage.close()
-    with pytest.raises(ModelError, match="stopped"):
-        await loading
+    for load in loading:
+        with pytest.raises(ModelError, match="stopped"):
+            await load
     assert set(threading.enumerate()) == before
 
 
@@ -312,8 +320,8 @@ async def test_a_bug_is_no_hang(tiny: tuple[Checkpoint, Any], monkeypatch: pytes
     from p2pllm.execution import step
 
     before = set(threading.enumerate())
-    stage = Executor(tiny[0], 0, 4, dtype="float32", device="cpu", threads=1, kv_bytes=1 << 20)
-    await stage.load()
+    stage = empty(tiny[0])
+    await stage.load(0, 4, kv_bytes=1 << 20)
     stage.reserve(("a", 0), start=0, end=4, tokens=32, sampling=GREEDY)
     monkeypatch.setattr(step, "run_step", lambda *_: 1 / 0)
     for _ in range(2):
@@ -365,9 +373,9 @@ async def test_no_room_for_kv_is_an_error_at_load(tiny: tuple[Checkpoint, Any]) 
 
 async def test_progress_is_heard_on_the_loop(tiny: tuple[Checkpoint, Any]) -> None:
     heard: list[tuple[int, int]] = []
-    stage = Executor(tiny[0], 0, 4, dtype="float32", device="cpu", threads=1, kv_bytes=1 << 20)
+    stage = empty(tiny[0])
     try:
-        await stage.load(progress=lambda done, total: heard.append((done, total)))
+        await stage.load(0, 4, kv_bytes=1 << 20, progress=lambda *call: heard.append(call))
         assert heard == sorted(heard)
         assert heard[-1] == (stage.stats().weight_bytes, stage.stats().weight_bytes)
     finally:

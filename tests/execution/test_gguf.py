@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from p2pllm.errors import ModelError
 from p2pllm.execution import ChatTokenizer, open_checkpoint
-from p2pllm.execution.loader import load_stage
 
-from .conftest import Chain
+from .conftest import Chain, load_slice
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, EXPERTS, VOCABULARY, LAYERS = 64, 4, 2, 16, 96, 4, 90, 3
 EXPERT_INNER = 768  # the only size that transformers knows in such a file
@@ -120,7 +119,7 @@ def test_slices_of_a_gguf_file(kind: str, tied: bool, quantization: str, tmp_pat
         64,
         tied,
     )
-    stages = [load_stage(checkpoint, a, b, dtype="float32", device="cpu") for a, b in ((0, 1), (1, 3))]
+    stages = [load_slice(checkpoint, a, b) for a, b in ((0, 1), (1, 3))]
     tokens = [3, 1, 4, 15, 9, 26, 53, 58, 9, 79]
     chain = Chain(stages, sessions=1)
     logits = torch.cat([chain.step({0: tokens[:4]})[0], chain.step({0: tokens[4:]})[0]])
@@ -130,7 +129,7 @@ def test_slices_of_a_gguf_file(kind: str, tied: bool, quantization: str, tmp_pat
 def test_architecture_that_transformers_cannot_read(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(write(tmp_path / "m.gguf", "plamo")))
     with pytest.raises(ModelError, match="architecture plamo are not supported"):
-        load_stage(checkpoint, 0, 1, dtype="float32", device="cpu")
+        load_slice(checkpoint, 0, 1)
 
 
 def test_tokenizer_that_cannot_be_built(tmp_path: Path) -> None:

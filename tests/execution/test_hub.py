@@ -54,13 +54,13 @@ def in_a_process(hub: str, cache: Path, code: str, repo: str = REPO) -> str:
 ERROR = "try:\n    open_checkpoint(MODEL)\nexcept ModelError as error:\n    print(error)"
 LOAD = """
 import torch
-from p2pllm.execution.loader import load_stage
+from p2pllm.execution.loader import Loader
 heard = []
-stage = load_stage(
-    open_checkpoint(MODEL), 1, 2, dtype="float32", device="cpu", progress=lambda *call: heard.append(call)
-)
+loader = Loader(open_checkpoint(MODEL), dtype="float32", device="cpu")
+loader.load(1, 2, lambda *call: heard.append(call))
+stage = loader.stage
 assert heard == sorted(heard) and heard[-1][0] == heard[-1][1] > stage.weight_bytes, heard
-print(sum(float(state.double().sum()) for state in stage._model.states().values()))
+print(sum(float(state.double().sum()) for state in stage._model.held().values()))
 """
 
 

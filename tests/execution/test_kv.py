@@ -34,3 +34,16 @@ def test_cache_grows_and_keeps_what_it_has() -> None:
     assert torch.equal(keys, torch.cat([first, torch.ones(1, 1, 4)], dim=1))
     assert torch.equal(values, torch.cat([first + 100, torch.zeros(1, 1, 4)], dim=1))
     assert cache.token_bytes == 2 * 4 * 4
+
+
+def test_a_pool_that_shrinks_gives_nothing_until_it_is_free() -> None:
+    pool = KvPool(10)
+    pool.take(7)
+    pool.resize(4)
+    assert (pool.total, pool.free) == (4, -3)
+    with pytest.raises(BusyError, match="1 blocks wanted, 0 of 4 free"):
+        pool.take(1)
+    pool.give(5)
+    pool.take(2)
+    pool.resize(6)
+    assert (pool.total, pool.free) == (6, 2)

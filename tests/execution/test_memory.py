@@ -1,4 +1,4 @@
-"""Loading a slice never holds more than the slice and a parameter."""
+"""Loading layers never holds more than the layers and a parameter, and dropping them gives it back."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ MEASURE = """
 import json
 import psutil
 from p2pllm.execution import open_checkpoint
-from p2pllm.execution.loader import load_stage
+from p2pllm.execution.hardware import return_memory
+from p2pllm.execution.loader import Loader
 
 def resident():
     return psutil.Process().memory_info().rss
 
 checkpoint = open_checkpoint("embedded")
-warm = load_stage(checkpoint, 3, 4, dtype="float32", device="cpu")  # imports, self-check, thread pools
+loader = Loader(checkpoint, dtype="float32", device="cpu")
+loader.load(3, 4)  # imports, self-check, thread pools
 before = resident()
 peak = before
 def watch(done, total):
     global peak
     peak = max(peak, resident())
-stage = load_stage(checkpoint, 10, 20, dtype="float32", device="cpu", progress=watch)
-print(json.dumps({"weights": stage.weight_bytes, "peak": peak - before, "after": resident() - before}))
+loader.load(10, 20, watch)
+found = {"weights": loader.stage.weight_bytes, "peak": peak - before, "after": resident() - before}
+loader.stage.retain({3})
+return_memory()
+print(json.dumps(found | {"dropped": resident() - before}))
 """
 
 
@@ -36,6 +41,8 @@ def test_a_stage_in_mid_model_takes_its_own_bytes() -> None:
         [sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=100
     )
     found = json.loads(done.stdout)
-    assert found["weights"] == 10 * 14_160_384
-    assert found["after"] < found["weights"] + (16 << 20)
-    assert found["peak"] < found["weights"] + (24 << 20)
+    added = 10 * 14_160_384
+    assert found["weights"] == added + 14_160_384
+    assert found["after"] < added + (16 << 20)
+    assert found["peak"] < added + (24 << 20)
+    assert found["dropped"] < 16 << 20

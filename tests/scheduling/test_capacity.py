@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pllm.errors import ModelError
-from p2pllm.scheduling import Budget, Capacity, Fit, ModelSize, capacity, fit_slice
+from p2pllm.scheduling import Budget, Capacity, Fit, ModelSize, fit_slice, kv_room
 
 MIB = 2**20
 GIB = 2**30
@@ -146,7 +146,7 @@ def test_one_more_layer_would_not_fit(size: ModelSize, memory: int, tokens: int)
     ("memory", "layers"), [(0, 0), (64 + 10, 0), (64 + 11, 1), (64 + 65, 5), (64 + 1000, 10)]
 )
 def test_capacity_counts_middle_layers(memory: int, layers: int) -> None:
-    assert capacity(SIZE, memory * MIB) == layers
+    assert Budget().capacity(SIZE, memory * MIB).middle == layers
 
 
 def test_a_slice_fits_with_what_is_left_for_kv() -> None:
@@ -166,3 +166,12 @@ def test_a_slice_fits_with_what_is_left_for_kv() -> None:
 def test_what_does_not_fit_says_what_would(memory: int, layers: tuple[int, int] | None, says: str) -> None:
     with pytest.raises(ModelError, match=says.replace("(", r"\(")):
         fit_slice(SIZE, memory * MIB, layers)
+
+
+def test_room_for_kv_caches_while_a_peer_moves() -> None:
+    # 100 MiB less 64 of workspace and 20 of weights leave 16; the reserve of 2 layers is 2, a quarter is 25.
+    assert kv_room(SIZE, 100 * MIB, [(3, 5)]) == 16 * MIB
+    assert kv_room(SIZE, 1000 * MIB, [(3, 5)]) == 250 * MIB  # a quarter of the whole, though more is left
+    # Apart from each other, the old and the new slice weigh 30 + 20 + 40 + 10.
+    assert kv_room(SIZE, 166 * MIB, [(0, 2), (9, 10)]) == 2 * MIB
+    assert kv_room(SIZE, 160 * MIB, [(0, 2), (9, 10)]) == 0  # nothing is left: no new sessions meanwhile

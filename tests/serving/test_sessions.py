@@ -53,7 +53,9 @@ class StandIn:
         self.full = False
         self.fails_at: int | None = None
 
-    def reserve(self, key: tuple[str, int], **_: Any) -> None:
+    def reserve(self, key: tuple[str, int], *, start: int, end: int, **_: Any) -> None:
+        if not self.start <= start < end <= self.end:
+            raise BusyError(f"layers {start}:{end} are not here")
         if self.full:
             raise BusyError("KV cache is full")
         self.open[key] = []
@@ -64,6 +66,8 @@ class StandIn:
         await asyncio.sleep(0)
         if isinstance(inputs, Activation):
             inputs = list(struct.unpack(f"<{inputs.shape[0]}f", inputs.data))
+        if key not in self.open:
+            raise SessionError("layers 3:6 were dropped here")
         tokens = self.open[key]
         assert position <= len(tokens)
         tokens[position:] = [int(token) for token in inputs]
@@ -76,6 +80,11 @@ class StandIn:
 
     def release(self, key: tuple[str, int]) -> None:
         self.open.pop(key, None)
+
+    def drop(self) -> None:
+        """Let go of all layers, and of the sessions on them."""
+        self.start = self.end = LAYERS
+        self.open.clear()
 
 
 class Wires:
@@ -248,7 +257,7 @@ def every_stage_by_its_own_end(executor: StandIn) -> Callable[..., Any]:
 
     def reserve(key: tuple[str, int], *, end: int, **more: Any) -> None:
         ends[key] = end
-        plain_reserve(key, **more)
+        plain_reserve(key, end=end, **more)
 
     executor.reserve = reserve  # type: ignore[method-assign]
 
@@ -315,6 +324,46 @@ async def test_a_stage_that_fails_says_why() -> None:
     async with network.running():
         with pytest.raises(NoRouteError, match="out of memory"):
             await collect(network.entry(A, chain((A, 0, 3), (B, 3, 6))), [1, 2], 9)
+        await settled(network)
+
+
+async def test_a_session_whose_layers_are_dropped_goes_on_elsewhere() -> None:
+    network = Wires({A: (0, 3), B: (3, 6), C: (3, 6)})
+    async with network.running():
+        generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)), chain((A, 0, 3), (C, 3, 6)))
+        tokens: list[int] = []
+        async with aclosing(generator.generate(Generation((8,), GREEDY, 20))) as stream:
+            async for event in stream:
+                tokens.append(event.token)
+                if len(tokens) == 7:
+                    network.executors[B].drop()
+        assert tokens == expected([8], 20)
+        assert {peer for peer, target, it in network.sent if isinstance(it, Failed)} == {B}
+        await settled(network)
+        with pytest.raises(BusyError, match="layers 3:6 are not here"):
+            await collect(network.entry(A, chain((A, 0, 3), (B, 3, 6))), [8], 2)
+        await settled(network)
+
+
+async def test_a_peer_that_leaves_refuses_new_sessions_and_waits_for_the_others() -> None:
+    network = Wires({A: (0, 3), B: (3, 6)})
+    leaving = network.stages[B]
+    async with network.running():
+        await asyncio.wait_for(leaving.idle(), 1)
+        generator = network.entry(A, chain((A, 0, 3), (B, 3, 6)))
+        async with aclosing(generator.generate(Generation((1,), GREEDY, 30))) as stream:
+            tokens = [(await anext(stream)).token]
+            leaving.accepting = False
+            idle = asyncio.create_task(leaving.idle())
+            with pytest.raises(BusyError, match="takes no new sessions: it is leaving or paused"):
+                await collect(generator, [4], 3)
+            assert (leaving.sessions, idle.done()) == (1, False)
+            tokens += [event.token async for event in stream]
+        assert tokens == expected([1], 30)
+        await asyncio.wait_for(idle, 1)
+        assert leaving.sessions == 0
+        leaving.accepting = True
+        assert await collect(generator, [4], 3) == expected([4], 3)
         await settled(network)
 
 

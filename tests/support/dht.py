@@ -10,12 +10,13 @@ from typing import Any
 
 import msgpack
 
-from p2pllm.dht import DhtNode
+from p2pllm.dht import DhtNode, Wrap
+from p2pllm.dht.protocol import RegistryProtocol
 from p2pllm.identity import Identity
 from p2pllm.records import Body, directory_key, seal
 from support.bodies import METRICS, SWARM
 
-KEY = directory_key(SWARM)
+KEY = directory_key(SWARM, bytes(20), 0)
 Address = tuple[str, int]
 
 
@@ -37,17 +38,17 @@ class Network:
         self.identities: dict[DhtNode, Identity] = {}
         self._seq = itertools.count(1)
 
-    async def node(self, identity: Identity | None = None) -> DhtNode:
-        """A node that listens and knows nobody."""
+    async def node(self, identity: Identity | None = None, *hosts: str, wrap: Wrap | None = None) -> DhtNode:
+        """A node that listens (on 127.0.0.1 if nothing is said) and knows nobody."""
         identity = identity or Identity.generate()
-        node = DhtNode(identity, clock=self.clock)
+        node = DhtNode(identity, clock=self.clock, wrap=wrap)
         self.identities[node] = identity
-        await node.start("127.0.0.1", 0)
+        await node.start(hosts or ("127.0.0.1",), 0)
         return node
 
-    async def joined(self, count: int) -> list[DhtNode]:
+    async def joined(self, count: int, *, wrap: Wrap | None = None) -> list[DhtNode]:
         """Nodes of which each knows at least 8 of the others, or all."""
-        nodes = [await self.node() for _ in range(count)]
+        nodes = [await self.node(wrap=wrap) for _ in range(count)]
         for node in nodes[1:]:
             assert await node.bootstrap([address_of(nodes[0])]) == 1
         await eventually(lambda: all(len(node.contacts()) >= min(count - 1, 8) for node in nodes))
@@ -66,40 +67,45 @@ class Network:
 
     async def read_by(self, node: DhtNode) -> set[str]:
         """The peer ids whose records a node reads."""
-        return {record.peer_id for record in await node.read(KEY)}
+        return {held.record.peer_id for held in await node.read(KEY)}
 
     def ids(self, *nodes: DhtNode) -> set[str]:
         return {self.identities[node].peer_id for node in nodes}
 
 
 class Stranger(asyncio.DatagramProtocol):
-    """A UDP socket of somebody else. ``answer`` may reply to a datagram."""
+    """A UDP socket of somebody else, who has an identity. ``answer`` may reply to a datagram."""
 
     def __init__(self) -> None:
         self.received: asyncio.Queue[tuple[bytes, Address]] = asyncio.Queue()
         self.answer: Callable[[bytes], bytes | None] = lambda _: None
-        self.id = os.urandom(20)
+        self.identity = Identity.generate()
+        self.id = self.identity.node_id
         self.token = bytes(8)
         self.asked: list[str] = []
 
     def connection_made(self, transport: Any) -> None:
         self.transport: asyncio.DatagramTransport = transport
-        self.address: Address = transport.get_extra_info("sockname")
+        self.address: Address = transport.get_extra_info("sockname")[:2]
 
     def datagram_received(self, data: bytes, addr: Address) -> None:
         if data[0] == 0:
-            self.asked.append(msgpack.unpackb(data[21:])[0])
+            self.asked.append(method_of(data))
             if (reply := self.answer(data)) is not None:
                 self.transport.sendto(reply, addr)
         else:
             self.received.put_nowait((data, addr))
 
+    def request(self, method: str, *arguments: object) -> bytes:
+        """A request, written from the format's description alone."""
+        return b"\0" + os.urandom(20) + msgpack.packb([method, self.token, self.id, *arguments])
+
     def send(self, datagram: bytes, node: DhtNode) -> None:
         self.transport.sendto(datagram, address_of(node))
 
     async def ask(self, node: DhtNode, method: str, *arguments: object) -> tuple[bytes, bytes, Any]:
-        """One request, written from the format's description alone; (request, reply, result)."""
-        request = b"\0" + os.urandom(20) + msgpack.packb([method, self.token, self.id, *arguments])
+        """One request to a node; (request, reply, result)."""
+        request = self.request(method, *arguments)
         self.send(request, node)
         reply, _ = await asyncio.wait_for(self.received.get(), 5)
         sender, self.token, result = msgpack.unpackb(reply[21:])
@@ -112,8 +118,34 @@ class Stranger(asyncio.DatagramProtocol):
 
     def polite(self, request: bytes) -> bytes:
         """The answer of a node that knows nothing and keeps nothing."""
-        results: dict[str, object] = {"ping": True, "find_node": [], "rput": False, "rget": [0, False, []]}
-        return self.reply_to(request, results[msgpack.unpackb(request[21:])[0]])
+        method, _, asker, *_ = msgpack.unpackb(request[21:])
+        if method == "hello":
+            signed = b"p2pllm node\0" + request[1:21] + asker + self.id
+            return self.reply_to(request, [self.identity.public_key, self.identity.sign(signed)])
+        results: dict[str, object] = {
+            "ping": True,
+            "find_node": b"",
+            "rput": False,
+            "rget": [0, False, []],
+            "digest": [0, False, b""],
+            "pick": [],
+        }
+        return self.reply_to(request, results[method])
+
+    def polite_but(self, method: str, result: object) -> Callable[[bytes], bytes]:
+        """As ``polite``, but for one method."""
+        return lambda request: (
+            self.reply_to(request, result) if method_of(request) == method else self.polite(request)
+        )
+
+
+def method_of(request: bytes) -> str:
+    return str(msgpack.unpackb(request[21:])[0])
+
+
+def protocol_of(node: DhtNode) -> RegistryProtocol:
+    """The node's protocol of its first family."""
+    return node._overlays[0].protocol
 
 
 def address_of(node: DhtNode) -> Address:

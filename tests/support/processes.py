@@ -124,27 +124,18 @@ class Swarm:
 
     def start(self, *layers: str, dtype: str = "float32", more: Sequence[str] = ()) -> list[Process]:
         """Start a peer per layer range, all at once, and wait until each has loaded."""
-        peers = [self._peer(span, dtype, more) for span in layers]
+        peers = [self.join("--layers", span, *more, dtype=dtype) for span in layers]
         for peer in peers:
             peer.event("ready")
         return peers
 
-    def _peer(self, layers: str, dtype: str, more: Sequence[str]) -> Process:
+    def join(self, *more: str, dtype: str = "float32") -> Process:
+        """Start one more peer; without ``--layers`` it takes what it is given."""
+        number = next(self._numbers)
         arguments = ["-m", "p2pllm", "--headless", "--log-json", "--bootstrap", self.bootstrap]
-        arguments += [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--api-port",
-            "0",
-            "--threads",
-            "1",
-            "--dtype",
-            dtype,
-        ]
-        arguments += ["--layers", layers, "--data-dir", str(self._folder / "peers"), *more]
-        peer = Process(self._folder, f"peer-{next(self._numbers)}", arguments)
+        arguments += ["--host", "127.0.0.1", "--port", "0", "--api-port", "0", "--threads", "1"]
+        arguments += ["--dtype", dtype, "--data-dir", str(self._folder / "peers"), *more]
+        peer = Process(self._folder, f"peer-{number}", arguments)
         self.processes.append(peer)
         return peer
 

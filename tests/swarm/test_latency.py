@@ -1,4 +1,4 @@
-"""ρ between any two peers, and the estimates it comes from."""
+"""ρ between any two peers, from what all of them measured."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from statistics import median
 import pytest
 from support.bodies import metrics_body, peer_body
 
-from p2pllm.records import MetricsBody, Span
+from p2pllm.records import MetricsBody
 from p2pllm.scheduling import Mesh, Network
 from p2pllm.swarm import UNMEASURED, Latencies, PeerState, latency_of
 from p2pllm.swarm.latency import ELSEWHERE, MAX_REGIONS
-from p2pllm.swarm.prober import MAX_PROBED, LatencyEstimates, likely_successors
 
 A, B, C, D = (digit * 40 for digit in "abcd")
 
@@ -128,32 +127,6 @@ def test_a_prefix_belongs_to_the_first_who_has_it() -> None:
     latencies.drop(twin)
     latencies.drop(B)
     assert mesh.network() == UNMEASURED
-
-
-def test_an_estimate_follows_the_wire_and_not_one_busy_moment() -> None:
-    estimates = LatencyEstimates()
-    for _ in range(5):
-        estimates.add(A, 0.02)
-    assert dict(estimates.published())[A[:16]] == pytest.approx(0.01)
-    estimates.add(A, 2.0)  # waited behind a busy loop: counts as 0.02 one way at most
-    assert dict(estimates.published())[A[:16]] == pytest.approx(0.01 + 0.3 * 0.01)
-    for _ in range(60):
-        estimates.add(A, 0.1)
-    assert dict(estimates.published())[A[:16]] == pytest.approx(0.05)
-    estimates.keep([B])
-    assert estimates.published() == ()
-
-
-def test_successors_are_those_who_hold_our_end() -> None:
-    def holds(peer: str, start: int, end: int) -> PeerState:
-        spans: dict[str, object] = {"spans": (Span(start, end, "ready"),)}
-        return state(peer, "eu", **spans)
-
-    peers = [holds(A, 0, 10), holds(B, 20, 30), holds(C, 10, 20), holds(D, 5, 15)]
-    assert [found.peer for found in likely_successors(A, 10, 30, peers)] == [C, D, B]
-    assert likely_successors(B, 30, 30, peers)[0].peer == A, "the ring closes at layer 0"
-    many = [holds(f"{number:040x}", 0, 10) for number in range(20)]
-    assert len(likely_successors(A, 10, 30, many)) == MAX_PROBED
 
 
 def test_bodies_here_are_what_the_view_holds() -> None:

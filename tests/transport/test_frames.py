@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pllm.errors import FrameError
+from p2pllm.records import MAX_RECORD_BYTES
 from p2pllm.transport import (
     ENTRY_STAGE,
     MAX_CHUNK_TOKENS,
+    MAX_GOSSIP_RECORDS,
     MAX_STAGES,
     Close,
     Failed,
+    Gossip,
     Hidden,
     Limits,
     Open,
@@ -47,6 +50,7 @@ EXAMPLES = [
     Renew("s"),
     Ping(2**64 - 1),
     Pong(0),
+    Gossip((b"a record", bytes(1000))),
 ]
 
 sessions = st.from_regex(r"[0-9A-Za-z_-]{1,64}", fullmatch=True)
@@ -104,6 +108,7 @@ messages = st.one_of(
     st.builds(Renew, sessions),
     st.builds(Ping, st.integers(0, 2**64 - 1)),
     st.builds(Pong, st.integers(0, 2**64 - 1)),
+    st.builds(Gossip, st.lists(st.binary(min_size=1, max_size=1000), max_size=MAX_GOSSIP_RECORDS).map(tuple)),
 )
 
 
@@ -118,11 +123,16 @@ def test_what_goes_in_comes_out(message):
     assert decode(encode(message)) == message
 
 
+def test_as_much_gossip_as_there_may_be_fits_a_frame():
+    message = Gossip((bytes(MAX_RECORD_BYTES),) * MAX_GOSSIP_RECORDS)
+    assert decode(encode(message)) == message
+
+
 def test_the_layout_on_the_wire():
     assert encode(Token("s", 0, 5, 7, "")) == bytes.fromhex("00000008 96 05 a173 00 05 07 a0")
     hidden = Hidden("s", 1, 3, True, "float16", (1, 2), b"abcd")
     assert encode(hidden) == frame([4, "s", 1, 3, True, "float16", [1, 2]], b"abcd")
-    assert sorted(type(message).kind for message in EXAMPLES) == list(range(1, 11))
+    assert sorted(type(message).kind for message in EXAMPLES) == list(range(1, 12))
 
 
 @given(messages, st.data())
@@ -199,6 +209,11 @@ def test_a_field_of_any_other_shape_gives_a_message_or_a_frame_error(message, da
         [3, "s", 0, 0, [1, -1], True],
         [3, "s", MAX_STAGES, 0, [1], True],
         [3, "s", 0, 0, [1], 1],
+        [11, b"record"],
+        [11, ["text"]],
+        [11, [b""]],
+        [11, [bytes(1001)]],
+        [11, [b"record"] * (MAX_GOSSIP_RECORDS + 1)],
     ],
 )
 def test_wrong_headers_are_refused(header):

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 
+import aiohttp
 import psutil
 import pytest
 
@@ -18,7 +19,7 @@ DEADLINE_S = 20.0
 
 async def pair(start):
     one, other = await start(), await start()
-    await one.links.ensure(other.id, [other.address])
+    await one.dial(other)
     return one, other
 
 
@@ -74,22 +75,22 @@ async def test_a_message_to_oneself_arrives_after_the_sender_is_done(start):
     await one.until(lambda: len(one.received) == 3)
     assert one.received == [(one.id, message) for message in numbered(3)]
     assert await one.links.ping(one.id) == 0.0
-    await one.links.ensure(one.id, [])
+    await one.links.ensure(one.id, [], one.fingerprint)
     assert one.links.peers() == set()
 
 
 async def test_callers_at_the_same_time_share_a_dial(start):
     one, other = await start(), await start()
-    await asyncio.gather(*(one.links.ensure(other.id, [other.address]) for _ in range(10)))
-    await one.links.ensure(other.id, [])
+    await asyncio.gather(*(one.dial(other) for _ in range(10)))
+    await one.links.ensure(other.id, [], other.fingerprint)
     assert other.accepted == 1
     assert one.links.peers() == {other.id}
 
 
 async def test_a_cancelled_caller_does_not_take_the_shared_dial_with_it(start):
     one, other = await start(), await start()
-    impatient = asyncio.create_task(one.links.ensure(other.id, [other.address]))
-    patient = asyncio.create_task(one.links.ensure(other.id, [other.address]))
+    impatient = asyncio.create_task(one.dial(other))
+    patient = asyncio.create_task(one.dial(other))
     await asyncio.sleep(0)
     impatient.cancel()
     await patient
@@ -98,25 +99,28 @@ async def test_a_cancelled_caller_does_not_take_the_shared_dial_with_it(start):
 
 async def test_addresses_are_tried_in_order(start, dead, mute):
     one, other = await start(), await start()
-    await one.links.ensure(other.id, [dead, mute, other.address], timeout=1.0)
+    await one.links.ensure(other.id, [dead, mute, other.address], other.fingerprint, timeout=1.0)
     assert one.links.peers() == {other.id}
 
 
 async def test_no_address_that_works(start, dead, mute):
     one, other = await start(), await start()
-    with pytest.raises(LinkError, match=rf"cannot reach peer {other.id[:8]}: .*{dead[1]}.*; .*{mute[1]}"):
-        await one.links.ensure(other.id, [dead, mute], timeout=0.2)
+    reasons = rf".*:{dead[1]}: Connection refused; .*:{mute[1]}: does not answer"
+    with pytest.raises(LinkError, match=f"cannot reach peer {other.id[:8]}: {reasons}"):
+        await one.links.ensure(other.id, [dead, mute], other.fingerprint, timeout=0.2)
     with pytest.raises(LinkError, match="no address"):
-        await one.links.ensure(other.id, [])
+        await one.links.ensure(other.id, [], other.fingerprint)
     with pytest.raises(LinkError, match="70000"):
-        await one.links.ensure(other.id, [("127.0.0.1", 70000)])
+        await one.links.ensure(other.id, [("127.0.0.1", 70000)], other.fingerprint)
 
 
 async def test_a_peer_that_dials_us_ends_our_own_vain_dial(start, mute):
     one, other = await start(), await start()
-    waiting = asyncio.create_task(one.links.ensure(other.id, [mute], timeout=10 * DEADLINE_S))
+    waiting = asyncio.create_task(
+        one.links.ensure(other.id, [mute], other.fingerprint, timeout=10 * DEADLINE_S)
+    )
     await asyncio.sleep(0)
-    await other.links.ensure(one.id, [one.address])
+    await other.dial(one)
     async with asyncio.timeout(DEADLINE_S):
         await waiting
     assert one.links.peers() == {other.id}
@@ -125,9 +129,7 @@ async def test_a_peer_that_dials_us_ends_our_own_vain_dial(start, mute):
 @pytest.mark.parametrize("attempt", range(5))
 async def test_peers_that_dial_each_other_keep_order_and_one_link(start, attempt):
     one, other = await start(), await start()
-    await asyncio.gather(
-        one.links.ensure(other.id, [other.address]), other.links.ensure(one.id, [one.address])
-    )
+    await asyncio.gather(one.dial(other), other.dial(one))
     for message in numbered(100):
         one.links.send(other.id, message)
         other.links.send(one.id, message)
@@ -144,14 +146,14 @@ async def test_peers_that_dial_each_other_keep_order_and_one_link(start, attempt
 async def test_who_is_not_the_peer_we_want(start):
     one, other, stranger = await start(), await start(), Identity.generate()
     with pytest.raises(LinkError, match=f"belongs to peer {other.id[:8]}, not {stranger.peer_id[:8]}"):
-        await one.links.ensure(stranger.peer_id, [other.address])
+        await one.links.ensure(stranger.peer_id, [other.address], other.fingerprint)
     assert one.links.peers() == other.links.peers() == set()
 
 
 async def test_who_serves_another_model(start):
     one, other = await start(), await start(swarm=bytes(20))
     with pytest.raises(LinkError, match=f"{other.id[:8]} serves another model"):
-        await one.links.ensure(other.id, [other.address])
+        await one.dial(other)
     assert one.links.peers() == other.links.peers() == set()
 
 
@@ -159,7 +161,7 @@ async def test_a_cloned_identity_does_not_link_with_its_twin(start):
     one = await start()
     twin, other = await start(identity=one.identity), Identity.generate()
     with pytest.raises(LinkError, match="dialled itself"):
-        await one.links.ensure(other.peer_id, [twin.address])
+        await one.links.ensure(other.peer_id, [twin.address], twin.fingerprint)
 
 
 async def test_ping_measures_a_round_trip(start):
@@ -180,7 +182,7 @@ async def test_sending_without_a_link(start):
 
 async def test_a_message_over_the_limit_costs_nothing_but_itself(start):
     one, other = await start(limits=Limits(frame=10_000)), await start()
-    await one.links.ensure(other.id, [other.address])
+    await one.dial(other)
     with pytest.raises(FrameError, match="smaller chunks"):
         one.links.send(other.id, Hidden("s", 1, 0, True, "float32", (4, 1024), bytes(4 * 4096)))
     one.links.send(other.id, Renew("s"))
@@ -192,7 +194,7 @@ async def test_a_frame_of_exactly_the_limit_passes(start):
     message = Hidden("s", 1, 0, True, "float16", (500, 10), bytes(10_000))
     limits = Limits(frame=len(encode(message)))
     one, other = await start(limits=limits), await start(limits=limits)
-    await one.links.ensure(other.id, [other.address])
+    await one.dial(other)
     one.links.send(other.id, message)
     await other.until(lambda: bool(other.received))
     assert other.received == [(one.id, message)]
@@ -209,9 +211,9 @@ async def test_close_delivers_what_was_queued_and_tells_the_other_side(start):
     assert other.received == [(one.id, message) for message in messages]
     assert (one.downs, other.downs) == ([], [one.id])
     with pytest.raises(LinkError, match="shutting down"):
-        await one.links.ensure(other.id, [other.address])
+        await one.dial(other)
     with pytest.raises(LinkError, match="cannot reach"):
-        await other.links.ensure(one.id, [one.address])
+        await other.dial(one)
 
 
 async def test_a_link_comes_back_after_a_restart(start):
@@ -219,7 +221,7 @@ async def test_a_link_comes_back_after_a_restart(start):
     await other.stop()
     await one.until(lambda: one.downs == [other.id])
     again = await start(identity=other.identity)
-    await one.links.ensure(again.id, [again.address])
+    await one.dial(again)
     one.links.send(again.id, Renew("s"))
     await again.until(lambda: bool(again.received))
     assert again.received == [(one.id, Renew("s"))]
@@ -233,11 +235,49 @@ async def test_both_ends_send_without_delay(start):
         assert descriptor.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+async def test_how_fast_large_frames_go_out(start):
+    one, other = await pair(start)
+    one.links.send(other.id, Hidden("s", 1, 0, True, "float32", (4, 1024), bytes(4 * 4096)))
+    await other.until(lambda: len(other.received) == 1)
+    assert (one.links.upload, other.links.upload) == (0.0, 0.0)
+    one.links.send(other.id, Hidden("s", 1, 0, True, "float32", (64, 4096), bytes(4 * 64 * 4096)))
+    await other.until(lambda: len(other.received) == 2)
+    await one.links.ping(other.id)
+    assert one.links.upload > 0.0
+    assert other.links.upload == 0.0
+
+
+async def test_a_name_is_looked_up_for_each_dial(start, monkeypatch, dead):
+    one, other = await start(), await start()
+    asked = []
+
+    async def resolve(self, host, port=0, family=socket.AF_INET):
+        asked.append(host)
+        return [
+            {
+                "hostname": host,
+                "host": "127.0.0.1",
+                "port": dead[1] if len(asked) == 1 else port,
+                "family": socket.AF_INET,
+                "proto": 0,
+                "flags": socket.AI_NUMERICHOST,
+            }
+        ]
+
+    monkeypatch.setattr(aiohttp.DefaultResolver, "resolve", resolve)
+    address = ("peer.example", other.address[1])
+    with pytest.raises(LinkError, match=f"peer.example:{other.address[1]}: "):
+        await one.links.ensure(other.id, [address], other.fingerprint)
+    await one.links.ensure(other.id, [address], other.fingerprint)
+    assert asked == ["peer.example"] * 2
+    assert one.links.peers() == {other.id}
+
+
 async def test_close_leaves_no_task_and_no_descriptor(start):
     async def come_and_go():
         peers = [await start() for _ in range(3)]
         for one in peers:
-            await asyncio.gather(*(one.links.ensure(other.id, [other.address]) for other in peers))
+            await asyncio.gather(*(one.dial(other) for other in peers))
         assert all(len(one.links.peers()) == 2 for one in peers)
         await asyncio.gather(*(one.stop() for one in peers))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket as sockets
+import time
 from types import SimpleNamespace
 
 import aiohttp
@@ -16,7 +17,7 @@ from aiohttp import WSMsgType, web
 from p2pllm.errors import LinkError
 from p2pllm.identity import Identity
 from p2pllm.transport import LINK_PATH, Close, Hidden, Limits, Ping, Pong, Renew, decode, encode, serve
-from p2pllm.transport.handshake import NONCE_BYTES, Acceptor, Dialer
+from p2pllm.transport.handshake import NONCE_BYTES, Acceptor, Dialer, Terms
 from p2pllm.transport.link import MAX_SOCKETS
 
 SWARM = bytes(range(20))
@@ -24,7 +25,7 @@ DEADLINE_S = 20.0
 
 
 def dialer_to(peer, identity, swarm=SWARM):
-    return Dialer(identity, swarm, peer.id, os.urandom(NONCE_BYTES))
+    return Dialer(identity, Terms(swarm, peer.fingerprint), peer.id, os.urandom(NONCE_BYTES))
 
 
 async def farewell(socket):
@@ -51,11 +52,11 @@ def cut(socket):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda hello: "", "0 bytes instead of 85"),
+        (lambda hello: "", "0 bytes instead of 97"),
         (lambda hello: "no hex", "no handshake in hexadecimal"),
-        (lambda hello: hello[:-2], "84 bytes instead of 85"),
-        (lambda hello: hello + "00", "86 bytes instead of 85"),
-        (lambda hello: "02" + hello[2:], "speaks link version 1: update the older"),
+        (lambda hello: hello[:-2], "96 bytes instead of 97"),
+        (lambda hello: hello + "00", "98 bytes instead of 97"),
+        (lambda hello: "01" + hello[2:], "speaks link version 2: update the older"),
         (lambda hello: hello[:2] + "00" * 20 + hello[42:], "serves another model"),
     ],
 )
@@ -70,7 +71,7 @@ async def test_a_plain_request_is_no_link(start):
     peer = await start()
     async with (
         aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{peer.server.port}{LINK_PATH}") as response,
+        session.get(f"https://127.0.0.1:{peer.server.port}{LINK_PATH}", ssl=False) as response,
     ):
         assert response.status == 400
 
@@ -100,16 +101,16 @@ async def answering(answer):
     """A server whose /link is ``answer``."""
     app = web.Application()
     app.router.add_get(LINK_PATH, answer)
-    return await serve(app, "127.0.0.1", 0)
+    return await serve(app, ["127.0.0.1"], 0)
 
 
 async def test_an_acceptor_cannot_pass_for_another(start):
-    peer, victim, forger = await start(), Identity.generate(), Identity.generate()
+    peer, victim, forger = await start(encrypted=False), Identity.generate(), Identity.generate()
 
     async def answer(request):
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        acceptor = Acceptor(impostor(victim, forger), SWARM, os.urandom(NONCE_BYTES))
+        acceptor = Acceptor(impostor(victim, forger), Terms(SWARM), os.urandom(NONCE_BYTES))
         await socket.send_bytes(acceptor.reply(bytes.fromhex(request.headers["P2PLLM-Hello"])))
         reasons.append((await socket.receive()).extra)
         return socket
@@ -117,29 +118,50 @@ async def test_an_acceptor_cannot_pass_for_another(start):
     reasons: list[str] = []
     server = await answering(answer)
     with pytest.raises(LinkError, match=f"forged signature of peer {victim.peer_id[:8]}"):
-        await peer.links.ensure(victim.peer_id, [("127.0.0.1", server.port)])
+        await peer.links.ensure(victim.peer_id, [("127.0.0.1", server.port)], b"")
     await server.close()
     assert reasons == [f"forged signature of peer {victim.peer_id[:8]}"]
 
 
+async def test_an_acceptor_that_falls_silent_is_given_up_and_left(start):
+    peer, victim, left = await start(encrypted=False), Identity.generate(), asyncio.Event()
+
+    async def answer(request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        try:
+            await socket.receive()
+        finally:
+            left.set()
+        return socket
+
+    server = await answering(answer)
+    address = ("127.0.0.1", server.port)
+    with pytest.raises(LinkError, match=f"127.0.0.1:{server.port}: does not answer"):
+        await peer.links.ensure(victim.peer_id, [address], b"", timeout=0.2)
+    async with asyncio.timeout(DEADLINE_S):
+        await left.wait()
+    await server.close()
+
+
 async def test_a_redirect_is_not_followed(start):
-    peer, target = await start(), await start()
+    peer, target = await start(encrypted=False), await start(encrypted=False)
 
     async def answer(request):
         raise web.HTTPFound(f"http://127.0.0.1:{target.server.port}{LINK_PATH}")
 
     server = await answering(answer)
     with pytest.raises(LinkError, match="redirects"):
-        await peer.links.ensure(target.id, [("127.0.0.1", server.port)])
+        await peer.links.ensure(target.id, [("127.0.0.1", server.port)], b"")
     await server.close()
     assert target.accepted == 0
 
 
 async def test_an_ordinary_web_server_is_no_peer(start):
-    peer, other = await start(), Identity.generate()
-    server = await serve(web.Application(), "127.0.0.1", 0)
+    peer, other = await start(encrypted=False), Identity.generate()
+    server = await serve(web.Application(), ["127.0.0.1"], 0)
     with pytest.raises(LinkError, match="404"):
-        await peer.links.ensure(other.peer_id, [("127.0.0.1", server.port)])
+        await peer.links.ensure(other.peer_id, [("127.0.0.1", server.port)], b"")
     await server.close()
 
 
@@ -156,7 +178,7 @@ async def test_an_ordinary_web_server_is_no_peer(start):
 )
 async def test_garbage_closes_its_own_link_only(start, raw, garbage, reason):
     peer, friend = await start(), await start()
-    await friend.links.ensure(peer.id, [peer.address])
+    await friend.dial(peer)
     stranger = Identity.generate()
     socket = await raw.link(peer, stranger)
     await socket.send_bytes(encode(Close("s")))
@@ -170,7 +192,7 @@ async def test_garbage_closes_its_own_link_only(start, raw, garbage, reason):
 
 
 async def test_a_message_over_the_limit_is_refused_before_it_is_read(start, raw):
-    peer, stranger = await start(limits=Limits(frame=1000)), Identity.generate()
+    peer, stranger = await start(encrypted=False, limits=Limits(frame=1000)), Identity.generate()
     socket = await raw.link(peer, stranger)
     frame = bytearray(b"\x82\xff" + (2**40).to_bytes(8, "big") + bytes(4))
     raw_socket = socket.get_extra_info("socket")
@@ -186,7 +208,7 @@ async def test_a_handler_that_fails_costs_one_link(start, raw):
         raise RuntimeError("a bug")
 
     peer, friend = await start(on_message=on_message), await start()
-    await friend.links.ensure(peer.id, [peer.address])
+    await friend.dial(peer)
     stranger = Identity.generate()
     socket = await raw.link(peer, stranger)
     await socket.send_bytes(encode(Close("s")))
@@ -245,17 +267,12 @@ async def stuffed(start, raw, stall_s):
     return peer, stranger, socket
 
 
-def connections(peer):
-    port = peer.server.port
-    return [c for c in psutil.Process().net_connections("tcp") if c.laddr.port == port and c.raddr]
-
-
 async def test_a_peer_that_reads_nothing_is_dropped(start, raw):
     peer, stranger, _socket = await stuffed(start, raw, stall_s=0.1)
     await peer.until(lambda: peer.downs == [stranger.peer_id])
     # Its connection ends although the transport still has megabytes to send.
     await peer.stop()
-    assert connections(peer) == []
+    await peer.until_alone()
 
 
 async def test_a_peer_that_reads_nothing_and_sends_garbage_is_dropped(start, raw):
@@ -263,33 +280,36 @@ async def test_a_peer_that_reads_nothing_and_sends_garbage_is_dropped(start, raw
     await socket.send_bytes(b"garbage")
     await peer.until(lambda: peer.downs == [stranger.peer_id])
     await peer.stop()
-    assert connections(peer) == []
+    await peer.until_alone()
 
 
 async def test_close_does_not_wait_for_a_peer_that_reads_nothing(start, raw):
     peer, _stranger, _socket = await stuffed(start, raw, stall_s=0.1)
     async with asyncio.timeout(DEADLINE_S):
         await peer.stop()
-    assert connections(peer) == []
+    await peer.until_alone()
     assert peer.downs == []
 
 
 async def test_a_peer_we_dialled_that_reads_nothing_and_sends_garbage_is_dropped(start):
-    peer, victim, queued = await start(), Identity.generate(), asyncio.Event()
+    peer, victim = await start(encrypted=False), Identity.generate()
+    queued, over = asyncio.Event(), asyncio.Event()
 
     async def answer(request):
         socket = web.WebSocketResponse(max_msg_size=0)
         await socket.prepare(request)
-        acceptor = Acceptor(victim, SWARM, os.urandom(NONCE_BYTES))
+        acceptor = Acceptor(victim, Terms(SWARM), os.urandom(NONCE_BYTES))
         await socket.send_bytes(acceptor.reply(bytes.fromhex(request.headers["P2PLLM-Hello"])))
         acceptor.admit(await socket.receive_bytes())
         request.transport.pause_reading()
         await queued.wait()
         await socket.send_bytes(b"garbage")
-        await asyncio.Event().wait()
+        await over.wait()
+        request.transport.abort()
+        return socket
 
     server = await answering(answer)
-    await peer.links.ensure(victim.peer_id, [("127.0.0.1", server.port)])
+    await peer.links.ensure(victim.peer_id, [("127.0.0.1", server.port)], b"")
     size = 60 * 1024**2
     peer.links.send(victim.peer_id, Hidden("s", 1, 0, False, "float32", (size // 4,), bytes(size)))
     queued.set()
@@ -301,6 +321,7 @@ async def test_a_peer_we_dialled_that_reads_nothing_and_sends_garbage_is_dropped
     async with asyncio.timeout(DEADLINE_S):
         while connected():
             await asyncio.sleep(0)
+    over.set()
     await server.close()
 
 
@@ -308,7 +329,63 @@ async def test_a_peer_that_only_listens_is_dropped_after_the_heartbeat(start, ra
     peer, stranger = await start(heartbeat_s=0.1), Identity.generate()
     socket = await raw.link(peer, stranger, autoping=False)
     await peer.until(lambda: peer.downs == [stranger.peer_id])
+    await peer.until_alone()
     await socket.close()
+
+
+async def test_who_sends_too_fast_is_held_back_and_loses_nothing(start, raw):
+    peer, stranger, friend = await start(), Identity.generate(), await start()
+    await friend.dial(peer)
+    socket, count = await raw.link(peer, stranger, autoping=False), 3000
+    started = time.monotonic()
+
+    async def flood():
+        for number in range(count):
+            await socket.send_bytes(encode(Renew(f"s{number}")))
+            await socket.ping(b"and this")
+
+    flooding = asyncio.create_task(flood())
+    # The others are served in between.
+    while len(peer.received) < count // 2:
+        await friend.links.ping(peer.id, timeout=DEADLINE_S)
+    await peer.until(lambda: len(peer.received) == count)
+    await flooding
+    # 6000 frames at 250 in 25 ms, but for the first and the last.
+    assert time.monotonic() - started >= 22 * 0.025
+    assert peer.received == [(stranger.peer_id, Renew(f"s{number}")) for number in range(count)]
+    assert peer.links.peers() == {stranger.peer_id, friend.id}
+
+
+async def test_pings_of_the_websocket_are_answered(start, raw):
+    peer = await start()
+    socket = await raw.link(peer, Identity.generate(), autoping=False)
+    await socket.ping(b"are you there")
+    received = await socket.receive(timeout=DEADLINE_S)
+    assert (received.type, bytes(received.data)) == (WSMsgType.PONG, b"are you there")
+
+
+async def test_there_are_only_so_many_links(start, raw):
+    peer, one, two = await start(max_links=1), await start(), await start()
+    await one.dial(peer)
+    with pytest.raises(LinkError, match="too many links"):
+        await peer.dial(two)
+    socket = await raw.link(peer, Identity.generate())
+    assert await farewell(socket) == "the peer has too many links"
+    await one.links.close()
+    await peer.until(lambda: peer.downs == [one.id])
+    await peer.dial(two)
+
+
+async def test_whoever_leaves_says_so(start, raw):
+    peer = await start()
+    socket = await raw.link(peer, Identity.generate())
+    await socket.send_bytes(encode(Renew("s")))
+    await peer.until(lambda: bool(peer.received))
+    leaving = asyncio.create_task(peer.links.close())
+    last = decode(await socket.receive_bytes(timeout=DEADLINE_S))
+    await socket.send_bytes(encode(Pong(last.nonce)))
+    assert await farewell(socket) == "the peer is leaving"
+    await leaving
 
 
 async def test_a_connection_that_breaks_is_known_at_once(start, raw):

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from p2pllm.errors import UsageError
+from p2pllm.errors import PortTakenError, UsageError
 from p2pllm.transport import serve
 
 DEADLINE_S = 20.0
+
+
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
 def app_with(handler):
@@ -22,10 +35,7 @@ def app_with(handler):
 
 
 async def test_port_zero_takes_a_free_port_and_close_frees_it():
-    async def hello(request):
-        return web.Response(text="hello")
-
-    server = await serve(app_with(hello), "127.0.0.1", 0)
+    server = await serve(app_with(hello), ["127.0.0.1"], 0)
     async with aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{server.port}/") as response:
             assert await response.text() == "hello"
@@ -41,11 +51,81 @@ async def test_an_address_that_cannot_be_had_is_named_with_the_flag():
         port = taken.getsockname()[1]
         with pytest.raises(
             UsageError,
-            match=rf"^cannot listen on 127.0.0.1:{port} \(address already in use\): .* --api-port$",
+            match=rf"^cannot listen on 127.0.0.1:{port} \(Address already in use\): .* --api-port$",
         ):
-            await serve(web.Application(), "127.0.0.1", port, flag="--api-port")
+            await serve(web.Application(), ["127.0.0.1"], port, flag="--api-port")
     with pytest.raises(UsageError, match=r"^cannot listen on 127\.0\.0\.1:70000"):
-        await serve(web.Application(), "127.0.0.1", 70000)
+        await serve(web.Application(), ["127.0.0.1"], 70000)
+
+
+async def reached(host, port):
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{f'[{host}]' if ':' in host else host}:{port}/") as response,
+    ):
+        return await response.text()
+
+
+async def hello(request):
+    return web.Response(text="hello")
+
+
+@needs_ipv6
+async def test_several_hosts_share_one_port():
+    server = await serve(app_with(hello), ["0.0.0.0", "::"], 0)
+    assert await reached("127.0.0.1", server.port) == await reached("::1", server.port) == "hello"
+    await server.close()
+    server = await serve(app_with(hello), ["127.0.0.1", "::1"], server.port)
+    assert await reached("127.0.0.1", server.port) == await reached("::1", server.port) == "hello"
+    await server.close()
+
+
+@needs_ipv6
+async def test_ipv6_leaves_ipv4_to_others():
+    server = await serve(app_with(hello), ["::"], 0)
+    with socket.create_server(("127.0.0.1", server.port)):
+        assert await reached("::1", server.port) == "hello"
+    await server.close()
+
+
+def refuse(monkeypatch, number, times=1000):
+    """Make listening on IPv6 fail so often with this error."""
+    listen, failures = socket.create_server, []
+
+    def create_server(address, **options):
+        if options.get("family") == socket.AF_INET6 and len(failures) < times:
+            failures.append(address)
+            raise OSError(number, "on purpose")
+        return listen(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    return failures
+
+
+@pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
+async def test_ipv6_is_left_out_where_there_is_none_unless_it_was_asked_for_by_name(monkeypatch, number):
+    refuse(monkeypatch, number)
+    server = await serve(app_with(hello), ["127.0.0.1", "::"], 0)
+    assert await reached("127.0.0.1", server.port) == "hello"
+    await server.close()
+    for hosts in (["::"], ["127.0.0.1", "::1"]):
+        with pytest.raises(UsageError, match=r"cannot listen on \[::1?\]"):
+            await serve(app_with(hello), hosts, 0)
+
+
+@needs_ipv6
+async def test_a_free_port_is_one_that_is_free_on_all_hosts(monkeypatch):
+    failures = refuse(monkeypatch, errno.EADDRINUSE, times=2)
+    server = await serve(app_with(hello), ["127.0.0.1", "::1"], 0)
+    assert await reached("::1", server.port) == "hello"
+    assert len(failures) == 2
+    await server.close()
+    # A given port is not exchanged for another.
+    refuse(monkeypatch, errno.EADDRINUSE, times=1)
+    with pytest.raises(PortTakenError, match=rf"\[::1\]:{server.port}"):
+        await serve(app_with(hello), ["127.0.0.1", "::1"], server.port)
+    with socket.create_server(("127.0.0.1", server.port)):
+        pass  # and what was taken of it is free again
 
 
 async def test_a_handler_ends_when_its_client_goes_away():
@@ -58,7 +138,7 @@ async def test_a_handler_ends_when_its_client_goes_away():
         finally:
             cancelled.set()
 
-    server = await serve(app_with(forever), "127.0.0.1", 0)
+    server = await serve(app_with(forever), ["127.0.0.1"], 0)
     async with aiohttp.ClientSession() as session:
         request = asyncio.create_task(session.get(f"http://127.0.0.1:{server.port}/"))
         await started.wait()
@@ -68,7 +148,8 @@ async def test_a_handler_ends_when_its_client_goes_away():
     await server.close()
 
 
-async def test_close_does_not_wait_for_handlers_for_ever():
+async def test_close_does_not_wait_for_handlers_for_ever(monkeypatch):
+    monkeypatch.setattr("p2pllm.transport.server._DRAIN_S", 0.1)
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def forever(request):
@@ -78,7 +159,7 @@ async def test_close_does_not_wait_for_handlers_for_ever():
         finally:
             cancelled.set()
 
-    server = await serve(app_with(forever), "127.0.0.1", 0)
+    server = await serve(app_with(forever), ["127.0.0.1"], 0)
     async with aiohttp.ClientSession() as session:
         request = asyncio.create_task(session.get(f"http://127.0.0.1:{server.port}/"))
         await started.wait()

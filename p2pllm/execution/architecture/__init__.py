@@ -4,8 +4,9 @@ tokenizers.
 Model code moves fast. Only the files in this package know how it looks inside, so only they change with it.
 """
 
+from p2pllm.execution.architecture.building import build_model, model_config
 from p2pllm.execution.architecture.gguf import gguf_tokenizer
-from p2pllm.execution.architecture.slicing import SlicedModel, build_model, model_config
+from p2pllm.execution.architecture.slicing import SlicedModel
 from p2pllm.execution.architecture.weights import WeightUnit, weight_units
 
 __all__ = ["SlicedModel", "WeightUnit", "build_model", "gguf_tokenizer", "model_config", "weight_units"]

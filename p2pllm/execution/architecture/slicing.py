@@ -1,100 +1,25 @@
-"""Building a model on the meta device, cutting it down to one slice, and running the slice.
+"""Filling any layers of a model on the meta device, and running any range of them.
 
-A slice runs through the architecture's own ``forward``: embedding, rotary tables, layers and head stay what
-they are, whatever the model. Two things are ours. Attention goes to `attend` through transformers' registry,
-with the ragged batch travelling as a keyword argument; as no mask function is registered beside it,
-transformers builds no masks. And a stage that does not begin at layer 0 wraps its first layer in `_Entry`,
-which drops whatever the model does to hidden states before its first layer (Gemma scales them, GPT-2 adds
-positions) and puts the received ones in.
+A range runs through the architecture's own ``forward``: embedding, rotary tables, layers and head stay what
+they are, whatever the model. One thing is ours: a range that does not begin at layer 0 wraps its first layer
+in `_Entry`, which drops whatever the model does to hidden states before its first layer (Gemma scales them,
+GPT-2 adds positions) and puts the received ones in.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 import torch
-import transformers
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_utils import AttentionInterface
 
 from p2pllm.errors import ModelError
-from p2pllm.execution.architecture.gguf import gguf_arguments
-from p2pllm.execution.attention import Ragged, attend
-from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.attention import Ragged
 
-__all__ = ["SlicedModel", "build_model", "model_config"]
-
-_ATTENTION = "p2pllm"
-_AutoConfig: Any = transformers.AutoConfig
-_AutoModel: Any = transformers.AutoModelForCausalLM
-_logging: Any = transformers.logging
-_logging.set_verbosity_error()  # its remarks on configurations are not for our users
-
-
-def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *_: Any,
-    ragged: Ragged | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **__: Any,
-) -> tuple[Tensor, None]:
-    """`attend` as transformers calls it: (1, heads, tokens, dim) in, (1, tokens, heads, dim) out."""
-    if ragged is None:
-        raise ModelError(f"{type(module).__name__} does not hand the batch on to attention: not supported")
-    mixed = attend(
-        ragged,
-        module.layer_idx,
-        query[0],
-        key[0],
-        value[0],
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
-    return mixed.unsqueeze(0), None
-
-
-AttentionInterface.register(_ATTENTION, _attention)
-
-
-def model_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """The transformers configuration of a checkpoint; raises `ModelError` if it has none."""
-    try:
-        if checkpoint.kind == "gguf":
-            config = _AutoConfig.for_model(**gguf_arguments(checkpoint.config, tied=checkpoint.tied))
-        else:
-            config = _AutoConfig.from_pretrained(checkpoint.directory())
-        text: PreTrainedConfig = config.get_text_config(decoder=True)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        version = transformers.__version__
-        raise ModelError(
-            f"transformers {version} does not know the model {checkpoint.name}: {reason}"
-        ) from error
-    return text
-
-
-def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The whole model with its parameters on the meta device: no memory, no values. Raises `ModelError`."""
-    try:
-        with init_empty_weights():
-            model = _AutoModel.from_config(config, dtype=dtype, attn_implementation=_ATTENTION)
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"transformers cannot build a {config.model_type} decoder: {reason}") from error
-    built: PreTrainedModel = model.eval()
-    return built
+__all__ = ["SlicedModel"]
 
 
 class _Entry(nn.Module):
@@ -116,7 +41,7 @@ class _Entry(nn.Module):
 
 
 class _NoEmbedding(nn.Module):
-    """Stands for an embedding that this slice does not hold; `_Entry` drops what it gives."""
+    """Stands for the embedding in mid-model; `_Entry` drops what it gives."""
 
     def forward(self, indices: Tensor) -> Tensor:
         return torch.zeros((), device=indices.device)
@@ -147,63 +72,73 @@ class _Output:
 
 
 class SlicedModel:
-    """The modules of layers [start, end), with the embedding if start is 0 and norm and head if end is the
-    last.
+    """A model of which any layers may be here, and runs over any range of those that are.
 
-    Cutting happens on the meta model; `states` then names exactly the tensors to load.
+    Its modules are all there from the start, and stay; what comes and goes are their weights, which are on
+    the meta device while they are not here. The embedding goes with layer 0, norm and head with the last
+    layer. Ranges of layers run through *views* that share these modules, so one range may be filled while
+    another runs.
     """
 
-    def __init__(self, model: PreTrainedModel, start: int, end: int) -> None:
-        """Cut ``model`` down, in place; raises `ModelError` if it is not a plain stack of decoder layers."""
-        self.start, self.end = start, end
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+        """Take ``model``, with all weights on the meta device; what is computed and not stored (rotary
+        tables) goes to ``device``.
+
+        Raises `ModelError` if it is not a plain stack of decoder layers.
+        """
         self.rope_switch = _rope_switch(model.config)
         self._model = cast("Any", model)
         self._base = cast("Any", model.base_model)
         children = list(model.base_model.named_children())
         at, layers = _find_layers(model.config, children)
         norms = [(name, child) for name, child in children[at + 1 :] if _holds_weights(child)]
-        if len(norms) != 1 or self._model.get_output_embeddings() is None:
+        head = self._model.get_output_embeddings()
+        if len(norms) != 1 or head is None:
             raise ModelError(f"{model.config.model_type} does not end in one norm and a head: not supported")
+        self.layers = len(layers)
         self._layers_name, self._layers = children[at][0], layers
         self._norm_name, norm = norms[0]
-        self.is_last = end == len(layers)
-
-        for index in range(len(layers)):
-            if not start <= index < end:
-                layers[index] = nn.Module()
-        if start > 0:
-            for name, child in children[:at]:
-                if _holds_weights(child):
-                    setattr(
-                        self._base, name, _NoEmbedding() if isinstance(child, nn.Embedding) else nn.Identity()
-                    )
-        if not self.is_last:
-            setattr(self._base, self._norm_name, nn.Identity())
-            self._model.set_output_embeddings(nn.Identity())
+        beginning = {name: child for name, child in children[:at] if _holds_weights(child)}
+        self._skipped = {
+            name: _NoEmbedding() if isinstance(child, nn.Embedding) else nn.Identity()
+            for name, child in beginning.items()
+        }
+        self._layer_of = _layers_of_states(model, layers, first=beginning.values(), last=(norm, head))
+        self._held: set[str] = set()
         self._views: dict[tuple[int, int], Any] = {}
-        self._head = _with_modules(model, {model.base_model_prefix: _Hidden(norm)}) if self.is_last else None
+        self._head = _with_modules(model, {model.base_model_prefix: _Hidden(norm)})
+        _move_tables(model, device)
 
-    def states(self) -> dict[str, Tensor]:
-        """The slice's parameters and stored buffers by their full names."""
-        return dict(self._model.state_dict(keep_vars=True))
+    def missing(self, start: int, end: int) -> dict[str, Tensor]:
+        """The parameters and stored buffers of layers [start, end) that are not here, by their full names.
+
+        Their values mean nothing, their shapes and types do.
+        """
+        return {
+            name: self._state(name)
+            for name, layer in self._layer_of.items()
+            if start <= layer < end and name not in self._held
+        }
+
+    def held(self) -> dict[str, Tensor]:
+        """The parameters and stored buffers that are here, by their full names."""
+        return {name: self._state(name) for name in self._layer_of if name in self._held}
 
     def put(self, name: str, value: Tensor) -> None:
         """Give a parameter or buffer its value; raises `ModelError` if it has another shape."""
-        parent, _, leaf = name.rpartition(".")
-        module = self._model.get_submodule(parent)
-        expected = getattr(module, leaf).shape
+        expected = self._state(name).shape
         if value.shape != expected:
             raise ModelError(
                 f"{name} has shape {tuple(value.shape)}, not {tuple(expected)}: files of different models?"
             )
-        if leaf in module._parameters:
-            module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
-        else:
-            module._buffers[leaf] = value
+        self._set(name, value)
+        self._held.add(name)
 
-    def finish(self, device: torch.device) -> None:
-        """Move what is computed and not stored (rotary tables) to ``device``."""
-        self._model.to(device)
+    def retain(self, layers: Collection[int]) -> None:
+        """Keep the weights of these layers, and let go of all others."""
+        for name in [name for name in self._held if self._layer_of[name] not in layers]:
+            self._set(name, torch.empty_like(self._state(name), device="meta"))
+            self._held.discard(name)
 
     def run(self, ragged: Ragged, start: int, end: int) -> Tensor:
         """Hidden states after layers [start, end): (tokens, hidden), before the final norm."""
@@ -217,20 +152,62 @@ class SlicedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocabulary) in float32, from hidden states (rows, hidden) after the last layer."""
-        if self._head is None:
-            raise ModelError(f"layers {self.start}:{self.end} hold no head")
         logits: Tensor = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
         return logits[0].float()
 
     def _view(self, start: int, end: int) -> Any:
-        """The decoder as if layers [start, end) were all it had. It shares every module with the slice."""
+        """The decoder as if layers [start, end) were all it had."""
         layers: list[nn.Module] = list(self._layers[start:end])
+        replaced: dict[str, nn.Module] = {self._norm_name: nn.Identity()}
         if start > 0:
             layers[0] = _Entry(layers[0])
-        replaced = {self._layers_name: nn.ModuleList(layers), self._norm_name: nn.Identity()}
+            replaced |= self._skipped
+        replaced[self._layers_name] = nn.ModuleList(layers)
         view = _with_modules(self._base, replaced)
         view.config = _narrow(self._model.config, start, end)
         return view.eval()
+
+    def _state(self, name: str) -> Tensor:
+        parent, _, leaf = name.rpartition(".")
+        state: Tensor = getattr(self._model.get_submodule(parent), leaf)
+        return state
+
+    def _set(self, name: str, value: Tensor) -> None:
+        parent, _, leaf = name.rpartition(".")
+        module = self._model.get_submodule(parent)
+        if leaf in module._parameters:
+            module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        else:
+            module._buffers[leaf] = value
+
+
+def _layers_of_states(
+    model: PreTrainedModel, layers: nn.ModuleList, *, first: Iterable[nn.Module], last: Iterable[nn.Module]
+) -> dict[str, int]:
+    """The layer that each parameter and stored buffer comes and goes with, by its full name.
+
+    Raises `ModelError` if the model has some outside of its layers and both ends.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    parts = [
+        *((module, 0) for module in first),
+        *((module, index) for index, module in enumerate(layers)),
+        *((module, len(layers) - 1) for module in last),
+    ]
+    found = {name: layer for part, layer in parts for name in part.state_dict(prefix=f"{names[part]}.")}
+    if other := [name for name in model.state_dict() if name not in found]:
+        raise ModelError(
+            f"{model.config.model_type} has weights beside its layers ({other[0]}): not supported"
+        )
+    return found
+
+
+def _move_tables(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name in module._non_persistent_buffers_set:
+            table = module._buffers[name]
+            if table is not None:
+                module._buffers[name] = table.to(device)
 
 
 def _find_layers(

@@ -1,0 +1,138 @@
+"""The two threads that torch runs on: one takes steps, the other reads weights meanwhile.
+
+Reading takes seconds to minutes and steps take milliseconds, so neither may wait for the other. What both of
+them touch is one `Stage`: the reader fills layers that no step uses yet, and only the step thread, between
+two steps, empties layers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from p2pllm.errors import ModelError
+from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.hardware import return_memory
+from p2pllm.execution.work import Outcome, StepTimes, Work
+
+if TYPE_CHECKING:
+    from p2pllm.execution.loader import Loader
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """A checkpoint's layers on their device, for one executor. All methods are for the event loop's thread.
+
+    Who calls sees to it that only one of `read`, `retain` and `weight_bytes` is going on at a time.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, dtype: str, device: str, threads: int) -> None:
+        """``threads`` is the share of the cores that a step may use; reading uses one."""
+        self._checkpoint = checkpoint
+        self._dtype, self._device, self._threads = dtype, device, threads
+        self._stepping = ThreadPoolExecutor(1, thread_name_prefix="p2pllm-steps")
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="p2pllm-weights")
+        self._loader: Loader | None = None
+        self._closing = False
+
+    async def prepare(self) -> None:
+        """Import torch and transformers and build the model without weights. Raises `ModelError`.
+
+        Imports take seconds in which the event loop hardly turns, so do it before others count on it.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._reading, self._prepare)
+
+    async def read(self, start: int, end: int, progress: Callable[[int, int], None] | None) -> None:
+        """Read what is not here yet of layers [start, end). ``progress`` hears (bytes read, bytes in all).
+
+        Raises `ModelError` if they cannot be read, or the engine is closed meanwhile. Then, and when
+        cancelled, some of their weights are here: `retain` frees them.
+        """
+        loop = asyncio.get_running_loop()
+        stopped = False
+
+        def report(done: int, total: int) -> None:
+            if stopped or self._closing:
+                raise ModelError("loading was stopped")
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, done, total)
+
+        reading = loop.run_in_executor(self._reading, self._read, start, end, report)
+        try:
+            await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            stopped = True
+            await asyncio.wait({reading})
+            raise
+
+    async def try_out(self, start: int, end: int) -> tuple[StepTimes, int]:
+        """Decode a little. Returns the times of a step, and the KV bytes of one token in one layer.
+
+        Raises `ModelError` if the layers cannot run here.
+        """
+        from p2pllm.execution.step import Trial
+
+        trial = Trial(self._loaded.stage, start, end, self._checkpoint.hidden)
+        for _ in range(Trial.STEPS):
+            # One by one: steps of sessions come between.
+            await asyncio.get_running_loop().run_in_executor(self._stepping, trial.step)
+        return trial.times, trial.token_bytes
+
+    async def step(self, works: Sequence[Work]) -> tuple[list[Outcome], StepTimes]:
+        """Run one step, see `run_step`."""
+        from p2pllm.execution.step import run_step
+
+        return await asyncio.get_running_loop().run_in_executor(
+            self._stepping, run_step, self._loaded.stage, works
+        )
+
+    async def retain(self, layers: Collection[int]) -> None:
+        """Free the memory of all layers but these, once the steps asked for before are over."""
+        if self._loader is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._stepping, self._loader.stage.retain, frozenset(layers))
+            await loop.run_in_executor(self._reading, return_memory)
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights that are here."""
+        return 0 if self._loader is None else self._loader.stage.weight_bytes
+
+    def stop_reading(self) -> None:
+        """Let no read go on past the parameter that it is at, for good."""
+        self._closing = True
+
+    async def close(self) -> None:
+        """Let what the threads still do end, and leave none of them."""
+        self.stop_reading()
+        for pool in (self._reading, self._stepping):
+            await asyncio.wrap_future(pool.submit(lambda: None))
+            pool.shutdown()
+
+    @property
+    def _loaded(self) -> Loader:
+        if self._loader is None:
+            raise ModelError(f"no layers of {self._checkpoint.name} are here yet")
+        return self._loader
+
+    def _prepare(self) -> Loader:
+        """On the reading thread."""
+        if self._loader is None:
+            import torch
+
+            from p2pllm.execution.loader import Loader
+
+            # A thread takes the process's number at its first look, and only its own setting after that; but
+            # the last to set it sets the process's too, and that should be the steps'.
+            torch.get_num_threads()
+            torch.set_num_threads(1)
+            self._stepping.submit(torch.set_num_threads, self._threads).result()
+            self._loader = Loader(self._checkpoint, dtype=self._dtype, device=self._device)
+        return self._loader
+
+    def _read(self, start: int, end: int, report: Callable[[int, int], None]) -> None:
+        """On the reading thread."""
+        self._prepare().load(start, end, report)
+        return_memory()  # what reading needed beside the weights

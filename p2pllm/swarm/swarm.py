@@ -1,0 +1,364 @@
+"""One peer's part in its swarm: what it hears goes to the view and the leadership, what they say goes out.
+
+No model is needed for it: `bench dht` and tests run dozens of these in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from p2pllm.config import Address
+from p2pllm.dht import DhtNode, Digest, Held
+from p2pllm.errors import P2PLLMError, RecordError
+from p2pllm.identity import Identity
+from p2pllm.records import (
+    ClaimBody,
+    MetricsBody,
+    PeerBody,
+    PlanBody,
+    Record,
+    SwarmBody,
+    SwarmKey,
+    leader_key,
+    plan_key,
+    swarms_key,
+)
+from p2pllm.scheduling import PeerId
+from p2pllm.swarm.directory import Directory
+from p2pllm.swarm.gossip import Gossiper
+from p2pllm.swarm.latency import latency_of
+from p2pllm.swarm.leadership import Leadership, Outgoing
+from p2pllm.swarm.membership import Membership, Memory
+from p2pllm.swarm.prober import Prober
+from p2pllm.swarm.publisher import Publisher
+from p2pllm.swarm.swarm_plan import SwarmPlan
+from p2pllm.swarm.view import View
+from p2pllm.swarm.widths import Widths
+from p2pllm.transport import Gossip, Links
+
+__all__ = ["Swarm"]
+
+TICK_S: Final = 0.2
+"""How often a leader, and whoever may have to be the next one, looks what is to be done."""
+
+CALM_S: Final = 1.0
+"""How often all others do; they are told what they must know at once."""
+
+FRESH_S: Final = 1.5
+"""Nobody thinks of succession for so long after a claim."""
+
+PATIENCE_S: Final = 2.0
+"""How long a newcomer among others looks for a leader before it may stand itself."""
+
+LOOK_S: Final = 0.25
+CLAIM_TTL_S: Final = 3.0
+PLAN_TTL_S: Final = 30.0
+INDEX_TTL_S: Final = 60.0
+INDEX_S: Final = 20.0
+PROBE_S: Final = 2.0
+IDLE_PROBE_S: Final = 10.0
+SERVING_S: Final = 10.0
+
+log = structlog.get_logger()
+
+
+class Swarm:
+    """Keeps ``view`` and ``leadership`` up to date, and the swarm informed. Owner of all that takes.
+
+    ``id`` is the 20 bytes that name the swarm, ``own`` this peer.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        swarm: bytes,
+        secret: SwarmKey | None,
+        dht: DhtNode,
+        links: Links,
+        model: SwarmBody,
+        bootstrap: Sequence[Address],
+        new_swarm: bool,
+        prober: Prober,
+        describe: Callable[[], PeerBody],
+        measure: Callable[[], MetricsBody],
+        on_plan: Callable[[SwarmPlan], None],
+        remembered: Memory,
+        on_news: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        """``describe`` and ``measure`` say what is to be published; ``on_plan`` gets each plan that counts,
+        and ``on_news`` is called when there may be something new in the view.
+        """
+        self.id = swarm
+        self.own: PeerId = identity.peer_id
+        self.view = View(swarm, secret)
+        self.leadership = Leadership(self.own, model.layers, epoch=remembered.epoch)
+        self._secret = secret
+        self._dht = dht
+        self._model = model
+        self._prober = prober
+        self._on_plan = on_plan
+        self._on_news = on_news
+        self._clock = clock
+        self._rng = rng = rng or random.Random()
+        self._widths = Widths()
+        self._publisher = Publisher(
+            identity=identity,
+            swarm=swarm,
+            secret=secret,
+            dht=dht,
+            keys=self._own_keys,
+            describe=describe,
+            measure=measure,
+            keep=self._keep,
+            flood=self._tell,
+            rng=rng,
+            clock=clock,
+        )
+        self._directory = Directory(
+            identity=identity,
+            swarm=swarm,
+            secret=secret,
+            dht=dht,
+            widths=self._widths,
+            hear=self._hear,
+            hint=self._hint,
+            alone=lambda: len(self.view) < 2 and self.leadership.leader is None,
+            rng=rng,
+            clock=clock,
+        )
+        self._gossiper = Gossiper(
+            own=self.own,
+            swarm=swarm,
+            links=links,
+            view=self.view,
+            accept=self._take,
+            introduce=self._publisher.introduction,
+            renew=lambda: self._publisher.flooded,
+            rng=rng,
+            clock=clock,
+        )
+        self._membership = Membership(
+            identity=identity,
+            dht=dht,
+            swarm=swarm,
+            secret=secret,
+            model=model,
+            bootstrap=bootstrap,
+            new_swarm=new_swarm,
+            memory=remembered,
+            others=self._addresses,
+        )
+        self._looked = False  # at who leads and who else is here
+        self._wake = asyncio.Event()
+        self._fatal: P2PLLMError | None = None
+        self._plan: SwarmPlan | None = None
+        self._leader: PeerId | None = None
+        self._calm_until = 0.0
+        self._claimed = -1  # the epoch that this peer claimed last
+        self._index_due = 0.0
+        self._serving_until = 0.0
+
+    @property
+    def contacts(self) -> int:
+        """How many nodes of the DHT this peer knows."""
+        return len(self._dht.contacts())
+
+    def soon(self) -> None:
+        """Something that others care about has changed here: tell them within a moment."""
+        self._publisher.soon()
+
+    def serving(self) -> None:
+        """Somebody needs fresh news, now and for the next ten seconds."""
+        self._serving_until = self._clock() + SERVING_S
+        self._directory.serving()
+
+    def receive(self, sender: PeerId, message: Gossip) -> None:
+        """Take in what came over a link. Never raises."""
+        self._gossiper.receive(sender, message)
+        self._on_news()
+
+    def link_down(self, peer: PeerId) -> None:
+        """The link to a peer is gone."""
+        self._gossiper.link_down(peer)
+
+    async def other_models(self) -> list[str]:
+        """The names of the models that other swarms of the network serve."""
+        return await self._membership.other_models()
+
+    async def run(self) -> None:
+        """Join and take part, until cancelled.
+
+        Raises, alone or in an ExceptionGroup: ModelError when the network that answered serves other models
+        only, P2PLLMError when another process uses the same identity.
+        """
+        await self._membership.join()
+        await self._directory.read_leader()
+        self._lead_on()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publisher.run())
+            tasks.create_task(self._look())
+            tasks.create_task(self._directory.run())
+            tasks.create_task(self._gossiper.run())
+            tasks.create_task(self._membership.stay())
+            tasks.create_task(self._membership.remember())
+            tasks.create_task(self._probe())
+            await self._lead(tasks)
+
+    async def goodbye(self) -> None:
+        """Tell the others that this peer is gone. ``run`` must have ended."""
+        raws = self._publisher.goodbye()
+        self._gossiper.pass_on_now()
+        await self._publisher.put(*raws)
+
+    # What comes in
+
+    def _hear(self, found: Sequence[Held]) -> None:
+        for record, life in found:
+            self._take(record, life)
+        self._on_news()
+
+    def _hint(self, digests: Sequence[Digest]) -> bool:
+        now = self._clock()
+        is_worth_reading = [self.view.hint(digest, now) for digest in digests if digest.peer_id != self.own]
+        self._on_news()
+        return any(is_worth_reading)
+
+    def _take(self, record: Record, life: float | None = None) -> bool:
+        """Take in a verified record with ``life`` seconds left; whether it was news."""
+        life = record.ttl if life is None else life
+        if record.swarm != self.id:
+            return False
+        if record.peer_id == self.own:
+            try:
+                self._publisher.seen(record, life)
+            except P2PLLMError as error:
+                self._fatal = error
+                self._wake.set()
+        if record.kind in ("claim", "plan"):
+            return self._take_advice(record)
+        return record.peer_id != self.own and self._take_member(record, life)
+
+    def _take_member(self, record: Record, life: float) -> bool:
+        now = self._clock()
+        before = self.view.peer(record.peer_id, now)
+        if not self.view.apply(record, now, life=life):
+            return False
+        after = self.view.peer(record.peer_id, now)
+        if after is not None and (before is None or before.body.addresses != after.body.addresses):
+            self._dht.moved(bytes.fromhex(record.peer_id), after.body.addresses)
+        return True
+
+    def _take_advice(self, record: Record) -> bool:
+        with suppress(RecordError):
+            body = record.body(self._secret)
+            if isinstance(body, ClaimBody | PlanBody) and self.leadership.hear(
+                record.peer_id, body, record.seq, self._clock()
+            ):
+                if isinstance(body, PlanBody) and body.parts > 1:
+                    self._directory.plan_changed()
+                if record.peer_id == self.leadership.leader:
+                    self._calm_until = self._clock() + FRESH_S
+                self._wake.set()
+                return True
+        return False
+
+    # What goes out
+
+    def _own_keys(self) -> Sequence[bytes]:
+        return self._directory.own_keys()
+
+    def _keep(self, record: Record) -> None:
+        self.view.apply(record, self._clock())
+
+    def _tell(self, raw: bytes) -> None:
+        self._gossiper.tell(raw)
+
+    def _addresses(self) -> Iterator[Address]:
+        for state in self.view.peers(self._clock()):
+            if state.peer != self.own:
+                yield from state.body.addresses
+
+    async def _look(self) -> None:
+        """Know who leads and who is here before this peer has a say.
+
+        In a network where many have just arrived, most nodes do not hold the leader's claim yet.
+        """
+        await self._membership.arrived.wait()
+        await self._directory.read_all()
+        patience = self._clock() + PATIENCE_S
+        while self._dht.contacts() and self.leadership.leader is None and self._clock() < patience:
+            await asyncio.sleep(LOOK_S)
+            await self._directory.read_leader()
+        self._looked = True
+        self._wake.set()
+
+    async def _lead(self, tasks: asyncio.TaskGroup) -> None:
+        """Do what follows from what was heard, and publish this peer's claims and plans."""
+        while True:
+            if self._fatal is not None:
+                raise self._fatal
+            outgoing = self._lead_on()
+            if outgoing.claim is not None:
+                tasks.create_task(self._claim(outgoing.claim))
+            is_new = outgoing.news is not None
+            for body in outgoing.plans:
+                key = plan_key(self.id, body.part)
+                tasks.create_task(self._publisher.publish(body, key, PLAN_TTL_S, flood=is_new))
+            now, leads = self._clock(), self.leadership.leads(self._clock())
+            if leads and now >= self._index_due:
+                self._index_due = now + INDEX_S
+                tasks.create_task(self._publisher.publish(self._model, swarms_key(self.id), INDEX_TTL_S))
+            is_calm = not leads and now < self._calm_until
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CALM_S if is_calm else TICK_S):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    def _lead_on(self) -> Outgoing:
+        now = self._clock()
+        arrived, gone = self.view.changes(now)
+        for peer in arrived - {self.own}:
+            log.info("peer_arrived", peer=peer[:8])
+        for peer in gone:
+            log.info("peer_gone", peer=peer[:8])
+        states = self.view.peers(now)
+        outgoing = self.leadership.tick(now, states, lambda: latency_of(states), joined=self._looked)
+        self._membership.epoch(self.leadership.epoch)
+        if self._leader != (leader := self.leadership.leader):
+            self._leader = leader
+            log.info("leader", peer=leader[:8] if leader else None, epoch=self.leadership.epoch)
+            self._directory.plan_changed()
+        if leader is not None and self.leadership.bits != self._widths.bits:
+            self._widths.follow(self.leadership.bits, now)
+            self._directory.look()
+            self._publisher.again()
+        if (plan := self.leadership.plan) is not None and plan != self._plan:
+            self._plan = plan
+            self._on_plan(plan)
+        return outgoing
+
+    async def _claim(self, claim: ClaimBody) -> None:
+        began = self._clock()
+        is_first = claim.epoch != self._claimed
+        self._claimed = claim.epoch
+        # Of two that hold it one is another peer.
+        if await self._publisher.publish(claim, leader_key(self.id), CLAIM_TTL_S, flood=is_first) >= 2:
+            self.leadership.published(began)
+            self._wake.set()
+
+    async def _probe(self) -> None:
+        await asyncio.sleep(self._rng.uniform(0.25, 1) * PROBE_S)
+        while True:
+            await self._prober.probe(self.own, self.view.peers(self._clock()), self._model.layers)
+            is_serving = self._clock() < self._serving_until
+            await asyncio.sleep((PROBE_S if is_serving else IDLE_PROBE_S) * self._rng.uniform(0.9, 1.1))

@@ -1,0 +1,224 @@
+"""A swarm that places itself: nobody says who holds which layers, and peers come, go, and are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.client import answer, swarm_of, until_ready
+from support.processes import Process, api_of, swarm
+from support.reference import Reference
+
+from p2pllm.cluster import parse_cluster
+from p2pllm.scheduling import place
+from p2pllm.serving import api_client
+
+QUESTION = "Why is the sky blue?"
+Span = tuple[int, int]
+
+
+async def spans_of(url: str) -> dict[str, list[Span]]:
+    """What every peer is ready to serve, as one of them sees it."""
+    return {
+        peer["peer"]: [(span["start"], span["end"]) for span in peer["spans"] if span["state"] == "ready"]
+        for peer in (await swarm_of(url))["peers"]
+    }
+
+
+async def until(url: str, true: Any, deadline_s: float = 60) -> dict[str, Any]:
+    """Poll the swarm as a peer sees it until it is as wanted; the deadline only bounds a failure."""
+    async with asyncio.timeout(deadline_s):
+        while not true(seen := await swarm_of(url)):
+            await asyncio.sleep(0.05)
+    return seen
+
+
+def id_of(peer: Process) -> str:
+    return str(peer.event("peer_listening")["peer"])
+
+
+async def planned(url: str) -> tuple[dict[str, Any], dict[str, Span]]:
+    """The swarm's plan, and what Phase 1 makes of the same facts offline."""
+    async with api_client(url) as client:
+        cluster = parse_cluster(json.dumps(await client.cluster()))
+        seen = await client.swarm()
+    plan = place(cluster.layers, cluster.offers, cluster.network, goal=cluster.goal)
+    slices = [piece for pipeline in plan.pipelines for piece in pipeline.stages] + list(plan.spares)
+    assert (seen["plan"]["replicas"], seen["plan"]["stages"]) == (plan.k, plan.stages)
+    assert seen["plan"]["z"] == pytest.approx(plan.z, rel=1e-5)
+    return seen, {piece.peer: (piece.start, piece.end) for piece in slices}
+
+
+async def test_peers_place_themselves_and_heal(tmp_path: Path, reference: Reference) -> None:
+    with swarm(tmp_path) as made:
+        # In float32 a layer of the model has 14 MB and each end 113 MB: any two of these hold it.
+        peers = [made.join("--memory", memory) for memory in ("430MiB", "470MiB")]
+        url = api_of(peers[0])
+        await until_ready(url, api_of(peers[1]))
+        seen, offline = await planned(url)
+        assert {p["peer"]: (p["start"], p["end"]) for p in seen["plan"]["slices"]} == offline
+        assert {peer: [span] for peer, span in offline.items()} == await spans_of(url)
+        _, figures = await answer(api_of(peers[1]), QUESTION, temperature=0, max_tokens=16)
+        reference.check_greedy(QUESTION, figures.token_ids, limit=16)
+
+        # Two more join where layers are lightest; nobody else moves, or loads anything again.
+        loads = [len(peer.events("loading")) for peer in peers]
+        more = [made.join("--memory", "430MiB") for _ in range(2)]
+        for peer in more:
+            peer.event("ready")
+        await until(url, lambda seen: len(seen["peers"]) == 4)
+        after = await spans_of(url)
+        assert {peer: [span] for peer, span in offline.items()}.items() <= after.items()
+        assert [len(peer.events("loading")) for peer in peers] == loads
+        holders = sorted(span for spans in after.values() for span in spans)
+        assert holders[0] == holders[1], "both ends should be held twice"
+
+        # The leader dies. Another takes over, with a higher epoch, and nobody moves.
+        before = await swarm_of(api_of(more[0]))
+        everyone = {id_of(peer): peer for peer in [*peers, *more]}
+        leader = everyone[before["leader"]]
+        survivors = [peer for peer in everyone.values() if peer is not leader]
+        leader.kill()
+        urls = [api_of(peer) for peer in survivors]
+        for url in urls:
+            seen = await until(url, lambda seen: seen["leader"] in map(id_of, survivors))
+            assert seen["epoch"] > before["epoch"]
+        assert len({(await swarm_of(url))["leader"] for url in urls}) == 1
+        _, figures = await answer(urls[0], QUESTION, temperature=0, max_tokens=16)
+        reference.check_greedy(QUESTION, figures.token_ids, limit=16)
+        for peer in survivors:
+            assert not peer.events("dropped")
+
+        # One leaves on request: it hands its layers over first, so the swarm answers all the while.
+        leaving = survivors[0]
+        async with api_client(api_of(leaving)) as client:
+            await client.operate("leave")
+        while leaving.popen.poll() is None:
+            _, figures = await answer(urls[1], QUESTION, temperature=0, max_tokens=4)
+            reference.check_greedy(QUESTION, figures.token_ids, limit=4)
+        assert leaving.popen.returncode == 0
+        seen = await until(urls[1], lambda seen: len(seen["peers"]) == 2)
+        assert seen["missing"] == []
+
+
+async def test_pause_and_resume(tmp_path: Path) -> None:
+    with swarm(tmp_path) as made:
+        first = made.join("--memory", "1GiB", dtype="bfloat16")
+        await until_ready(api_of(first))
+        second = made.join("--memory", "1GiB", dtype="bfloat16")
+        second.event("ready")
+        url = api_of(second)
+        async with api_client(url) as client:
+            await client.operate("pause")
+        seen = await until(url, lambda seen: peer_in(seen, id_of(second))["paused"])
+        await until(url, lambda seen: not peer_in(seen, id_of(second))["spans"])
+        text, _ = await answer(url, QUESTION, temperature=0, max_tokens=8)
+        assert text
+        async with api_client(url) as client:
+            await client.operate("resume")
+        seen = await until(url, lambda seen: peer_in(seen, id_of(second))["tau_s"] > 0)
+        assert seen["missing"] == []
+
+
+def peer_in(seen: dict[str, Any], peer: str) -> dict[str, Any]:
+    return next(entry for entry in seen["peers"] if entry["peer"] == peer)
+
+
+@pytest.mark.slow
+async def test_six_unlike_peers_survive_one_loss_after_another(tmp_path: Path, reference: Reference) -> None:
+    """Kill the leader, a sole holder, a second holder; add peers. Prints what each took."""
+    sizes = ("420MiB", "450MiB", "480MiB", "520MiB", "560MiB", "600MiB")
+    with swarm(tmp_path) as made:
+        peers = {}
+        for size in sizes:
+            process = made.join("--memory", size)
+            peers[id_of(process)] = process
+        await until_ready(*map(api_of, peers.values()))
+        url = api_of(next(iter(peers.values())))
+        await until(url, lambda seen: all(peer["tau_s"] > 0 for peer in seen["peers"]))
+        await replan(url)
+        seen, offline = await planned(url)
+        assert (seen["plan"]["replicas"], len(offline)) >= (2, 6)
+
+        async def lose(victim: str, what: str) -> None:
+            process = peers.pop(victim)
+            entry = api_of(next(iter(peers.values())))
+            process.kill()
+            began = time.monotonic()
+            await until_answered(entry)
+            print(f"{what}: first answer after {time.monotonic() - began:.2f} s")
+
+        async def until_answered(entry: str) -> None:
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        _, figures = await answer(entry, QUESTION, temperature=0, max_tokens=8)
+                    except Exception:
+                        await asyncio.sleep(0.05)
+                        continue
+                    reference.check_greedy(QUESTION, figures.token_ids, limit=8)
+                    return
+
+        async def current() -> dict[str, Any]:
+            return await swarm_of(api_of(next(iter(peers.values()))))
+
+        await lose((await current())["leader"], "the leader killed")
+        await lose(await second_holder(await current()), "a holder with a second one killed")
+        while (sole := sole_holder(await current())) is None:
+            await lose(await second_holder(await current()), "another one killed")
+        await lose(sole, "a sole holder killed")
+        process = made.join("--memory", "600MiB")
+        process.event("ready")
+        peers[id_of(process)] = process
+        await until_answered(api_of(process))
+        assert (await current())["missing"] == []
+
+
+async def replan(url: str) -> None:
+    """Ask for a new placement, and wait until it is in force."""
+    number = (await swarm_of(url))["plan"]["number"]
+    async with api_client(url) as client:
+        await client.operate("replan", force=True)
+
+    def in_force(seen: dict[str, Any]) -> bool:
+        plan = {piece["peer"]: (piece["start"], piece["end"]) for piece in seen["plan"]["slices"]}
+        held = {
+            peer["peer"]: [(span["start"], span["end"]) for span in peer["spans"]] for peer in seen["peers"]
+        }
+        return seen["plan"]["number"] > number and held == {peer: [span] for peer, span in plan.items()}
+
+    await until(url, in_force)
+
+
+def layers_of(seen: dict[str, Any]) -> dict[str, set[int]]:
+    return {
+        peer["peer"]: {layer for span in peer["spans"] for layer in range(span["start"], span["end"])}
+        for peer in seen["peers"]
+    }
+
+
+async def second_holder(seen: dict[str, Any]) -> str:
+    """A peer all of whose layers have another holder."""
+    held = layers_of(seen)
+    return next(
+        peer
+        for peer, layers in held.items()
+        if layers <= set().union(*(other for name, other in held.items() if name != peer))
+    )
+
+
+def sole_holder(seen: dict[str, Any]) -> str | None:
+    """A peer that alone holds some layer, if there is one."""
+    held = layers_of(seen)
+    return next(
+        (
+            peer
+            for peer, layers in held.items()
+            if layers - set().union(*(other for name, other in held.items() if name != peer))
+        ),
+        None,
+    )
