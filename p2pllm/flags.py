@@ -208,7 +208,7 @@ def _add_up(commands: Any) -> None:
         "--memory",
         type=_typed(parse_size),
         metavar="SIZE",
-        help="memory to offer, as 8GiB; default: what is free",
+        help="memory for weights and KV caches, as 8GiB; default: what is free",
     )
     parser.add_argument(
         "--layers",

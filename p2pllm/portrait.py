@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import psutil
-
 from p2pllm import __version__
 from p2pllm.config import Address, PeerConfig
 from p2pllm.execution import Executor
@@ -49,7 +47,6 @@ class Portrait:
         self._allocation = allocation
         self._links = links
         self._rho = rho
-        self._process = psutil.Process()
 
     def describe(self) -> PeerBody:
         """What changes slowly."""
@@ -88,7 +85,7 @@ class Portrait:
             running=stats.running,
             waiting=stats.waiting,
             free_kv_blocks=stats.kv_blocks_free,
-            memory_used=self._process.memory_info().rss,
+            memory_used=stats.weight_bytes + stats.kv_bytes_used,
             upload=self._links.upload,
             rho=self._rho(),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -21,10 +21,13 @@ from p2pllm.config import Address
 from p2pllm.errors import P2PLLMError, UsageError
 from p2pllm.identity import PeerId
 
-__all__ = ["SCENARIOS", "Row", "Scenario", "measure_all"]
+__all__ = ["SCENARIOS", "Row", "Scenario", "delays", "measure_all"]
 
 EVENT_SHARE: Final = 0.02
 """While the swarm serves, so many of its peers open or close a chain in a second, and one at least."""
+
+SPACING_S: Final = 0.4
+"""Between the starts of two members of a process: they share a core, and starting is the most work."""
 
 WARM_UP_S: Final = 5.0
 """From when all see all until something happens to them, or is measured."""
@@ -79,7 +82,7 @@ class Row:
     event_s: Spread | None
     publish_ms: Spread
     join_s: float | None
-    start_s: float
+    start_s: float | None
     gone_s: float | None
     kb_per_s: float
     kb_sent_per_s: float
@@ -95,7 +98,8 @@ def measure_all(
 ) -> Iterator[Row]:
     """Yield the row of each scenario in turn.
 
-    Raises UsageError for a swarm without anything to measure, P2PLLMError if it does not come together.
+    Raises UsageError for a swarm in which there is nothing to measure, P2PLLMError if a process is lost, or
+    all peers are alone.
     """
     if peers < 2 * processes or peers < 4:
         raise UsageError(f"--peers {peers} is too few: 4 at least, and 2 for each of the --processes")
@@ -123,20 +127,22 @@ class _Run:
         doomed = [self._colony.settle()] if self._doomed else []
         began = time.monotonic()
         live, dead = self._start(doomed)
-        self._come_together([*self._dwellings, *doomed], live | dead)
-        start_s = time.monotonic() - began
+        is_whole = self._come_together([*self._dwellings, *doomed], live | dead)
+        start_s = round(time.monotonic() - began, 2) if is_whole else None
         Colony.ask(self._dwellings, "lose", self._scenario.loss)
         self._measure([*self._dwellings, *doomed], live | dead, (), WARM_UP_S)
         for dwelling in doomed:
             dwelling.kill()
-        samples = self._measure(self._dwellings, live, dead, self._seconds)
+        samples = self._measure(self._dwellings, live, list(dead), self._seconds)
         return self._summed(samples, start_s, self._join_s(live))
 
-    def _start(self, doomed: Sequence[Dwelling]) -> tuple[set[PeerId], set[PeerId]]:
-        """Start everybody; return who is to live and who is to die."""
+    def _start(self, doomed: Sequence[Dwelling]) -> tuple[dict[PeerId, Address], dict[PeerId, Address]]:
+        """Start everybody; return who is to live and who is to die, and where they are."""
         honest = range(self._peers - self._hostile)
         first, *others = honest[: len(honest) - self._doomed]
-        [[(founder, self._bootstrap)]] = Colony.ask(self._dwellings[:1], "start", [first], [])
+        live: dict[PeerId, Address]
+        (live,) = Colony.ask(self._dwellings[:1], "start", [first], [], 0.0)
+        (self._bootstrap,) = live.values()
         if self._hostile:
             numbers = range(len(honest), self._peers)
             Colony.ask([self._colony.settle()], "harm", numbers, self._bootstrap)
@@ -144,24 +150,25 @@ class _Run:
         lots = [others[place::count] for place in range(count)] + [honest[len(others) + 1 :]]
         everywhere = [*self._dwellings, *doomed]
         for dwelling, lot in zip(everywhere, lots, strict=False):
-            dwelling.tell("start", lot, [self._bootstrap])
-        ids = [{peer for peer, _ in dwelling.answer()} for dwelling in everywhere]
-        return {founder}.union(*ids[:count]), set().union(*ids[count:])
+            dwelling.tell("start", lot, [self._bootstrap], SPACING_S)
+        started = [dwelling.answer(self._peers * SPACING_S) for dwelling in everywhere]
+        for members in started[:count]:
+            live.update(members)
+        return live, started[count] if doomed else {}
 
-    def _come_together(self, dwellings: Sequence[Dwelling], everybody: Collection[PeerId]) -> None:
+    def _come_together(self, dwellings: Sequence[Dwelling], everybody: Mapping[PeerId, Address]) -> bool:
+        """Wait until everybody sees everybody; False if that takes too long."""
         end = time.monotonic() + TOGETHER_S
         while sum(Colony.ask(dwellings, "missing", everybody)):
             if time.monotonic() > end:
-                raise P2PLLMError(
-                    f"{self._peers} peers did not all find each other within {TOGETHER_S:g} s: this machine "
-                    "is too busy or too small for so many, try fewer --peers"
-                )
+                return False
             time.sleep(POLL_S)
+        return True
 
     def _measure(
         self,
         dwellings: Sequence[Dwelling],
-        live: Collection[PeerId],
+        live: Mapping[PeerId, Address],
         dead: Collection[PeerId],
         seconds: float,
     ) -> list[Samples]:
@@ -173,7 +180,7 @@ class _Run:
         )
         return found
 
-    def _join_s(self, live: Collection[PeerId]) -> float | None:
+    def _join_s(self, live: Mapping[PeerId, Address]) -> float | None:
         """The median of a few joins, one after the other."""
         took: list[float] = []
         for number in range(self._peers, self._peers + JOINS):
@@ -183,7 +190,7 @@ class _Run:
             took.append(seconds)
         return round(median(took), 3)
 
-    def _summed(self, parts: Sequence[Samples], start_s: float, join_s: float | None) -> Row:
+    def _summed(self, parts: Sequence[Samples], start_s: float | None, join_s: float | None) -> Row:
         peer_seconds = sum(part.members * part.seconds for part in parts)
         gone = [part.gone_s for part in parts]
 
@@ -191,15 +198,20 @@ class _Run:
             total: int = sum(getattr(part.traffic, counter) for part in parts for counter in counters)
             return total / peer_seconds
 
-        delays = _delays(parts)
+        ages = [age for part in parts for age in part.ages]
+        if not ages:
+            raise P2PLLMError(
+                f"no peer of {self._peers} saw any other: this machine is too busy, try fewer --peers"
+            )
+        late = delays(parts)
         return Row(
             peers=self._peers,
             scenario=self._name,
-            age_s=Spread.of([age for part in parts for age in part.ages]),
-            event_s=Spread.of(delays) if delays else None,
+            age_s=Spread.of(ages),
+            event_s=Spread.of(late) if late else None,
             publish_ms=Spread.of([put for part in parts for put in part.puts], scale=KILO),
             join_s=join_s,
-            start_s=round(start_s, 2),
+            start_s=start_s,
             gone_s=round(max(filter(None, gone), default=0.0), 2)
             if self._doomed and None not in gone
             else None,
@@ -217,14 +229,14 @@ def _share(peers: int, share: float) -> int:
     return max(1, round(share * peers)) if share else 0
 
 
-def _delays(parts: Sequence[Samples]) -> list[float]:
+def delays(parts: Sequence[Samples]) -> list[float]:
     """Seconds from each event until each other member had seen it, or one after it of the same member.
 
     What was not seen before the end counts as if it had been seen then.
     """
     ended = max(part.ended for part in parts)
     events = [event for part in parts for event in part.events]
-    delays: list[float] = []
+    found: list[float] = []
     for part in parts:
         for viewer, sightings in part.sightings.items():
             seen: dict[PeerId, tuple[list[int], list[float]]] = {}
@@ -236,5 +248,5 @@ def _delays(parts: Sequence[Samples]) -> list[float]:
                 if peer != viewer:
                     numbers, times = seen.get(peer, ([], []))
                     place = bisect_left(numbers, number)
-                    delays.append((times[place] if place < len(times) else ended) - when)
-    return delays
+                    found.append((times[place] if place < len(times) else ended) - when)
+    return found

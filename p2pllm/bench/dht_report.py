@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["bench_dht"]
 
 HEADER = """\
-median and p99; rates are those of one peer
+median and p99; rates are those of one peer; missing: from views, of so many looks
                 ┌─ age, s ───┐┌─ event, s ─┐ ┌ publish, ms ┐  join  gone ┌──── kB/s ────┐ data- % of
-peers scenario  median    p99 median    p99  median    p99     s     s    in   out links grams  core missing"""
+peers scenario  median    p99 median    p99  median    p99     s     s    in   out links grams core missing"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ def bench_dht(
 ) -> int:
     """Measure, and print (rows as they come; with ``as_json`` to stderr).
 
-    Raises UsageError when there would be nothing to measure, and P2PLLMError if a swarm does not come
-    together.
+    Raises UsageError when there would be nothing to measure, and P2PLLMError if a process is lost.
     """
     # Not above: the memory that `bench scheduling` measures would be that of all these.
     from p2pllm.bench.dht import measure_all
@@ -102,7 +101,7 @@ def _line(row: Row) -> str:
         f"{row.peers:5} {row.scenario:9}{spread(row.age_s, 2)}{spread(row.event_s, 2)} "
         f"{spread(row.publish_ms, 1)}{seconds(row.join_s)}{seconds(row.gone_s)}"
         f"{row.kb_per_s:6.1f}{row.kb_sent_per_s:6.1f}{row.link_kb_per_s:6.1f}{row.datagrams_per_s:7.1f}"
-        f"{row.cpu_percent:6.2f} {row.missing_records}/{row.looked_records}"
+        f"{row.cpu_percent:5.2f} {row.missing_records}/{row.looked_records}"
     )
 
 

@@ -9,7 +9,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Final
@@ -18,16 +18,14 @@ import structlog
 
 from p2pllm.bench.hostile import VICES, HostileNode
 from p2pllm.bench.member import LAYERS, Member
-from p2pllm.bench.samples import Samples, Setting, Sighting
-from p2pllm.bench.wires import Traffic
+from p2pllm.bench.samples import Samples, Setting
+from p2pllm.bench.watch import Watch
 from p2pllm.config import Address
 from p2pllm.identity import Identity, PeerId
+from p2pllm.swarm import PeerState
 from p2pllm.transport import Certificate, make_certificate
 
 __all__ = ["Hive", "live_in"]
-
-SPACING_S: Final = 0.03
-"""Between the starts of two members of a process."""
 
 SAMPLE_S: Final = 0.25
 POLL_S: Final = 0.02
@@ -76,17 +74,18 @@ class Hive:
         self._rng = random.Random(setting.seed)
 
     async def start(
-        self, numbers: Sequence[int], bootstrap: Sequence[Address]
-    ) -> list[tuple[PeerId, Address]]:
-        """Start members with these numbers, which tell who they are; return their ids and addresses."""
+        self, numbers: Sequence[int], bootstrap: Sequence[Address], spacing_s: float
+    ) -> dict[PeerId, Address]:
+        """Start members with these numbers, which tell who they are; where they listen."""
         certificates = await asyncio.to_thread(lambda: [self._certificate() for _ in numbers])
+        started: dict[PeerId, Address] = {}
         for number, certificate in zip(numbers, certificates, strict=True):
             member = self._member(number, bootstrap, certificate)
             await member.start()
             self._members.append(member)
-            bootstrap = bootstrap or [member.address]
-            await asyncio.sleep(SPACING_S)
-        return [(member.id, member.address) for member in self._members]
+            started[member.id] = member.address
+            await asyncio.sleep(spacing_s)
+        return started
 
     async def harm(self, numbers: Sequence[int], bootstrap: Address) -> None:
         """Start hostile nodes with these numbers."""
@@ -101,16 +100,19 @@ class Hive:
         for member in self._members:
             member.wires.loses = lambda _: self._rng.random() < share
 
-    async def missing(self, live: Collection[PeerId]) -> int:
-        """How many of the live peers are lacking in views, all views together."""
-        return sum(len(set(live) - member.known()) for member in self._members)
+    async def missing(self, live: Mapping[PeerId, Address]) -> int:
+        """How many of the live peers are lacking in views, or are seen elsewhere; all views together."""
+        return sum(len(_lacking(member.states(), live)) for member in self._members)
 
     async def measure(
-        self, live: Collection[PeerId], dead: Collection[PeerId], seconds: float, events_per_s: float | None
+        self,
+        live: Mapping[PeerId, Address],
+        dead: Collection[PeerId],
+        seconds: float,
+        events_per_s: float | None,
     ) -> Samples:
         """Watch for so many seconds. Members serve, with so many events here, unless that is None."""
-        watches = [_Watch(member) for member in self._members]
-        before = [_Reading(member) for member in self._members]
+        watches = [Watch(member) for member in self._members]
         samples = Samples(members=len(self._members), seconds=seconds)
         began, cpu = time.monotonic(), time.process_time()
         async with asyncio.TaskGroup() as tasks:
@@ -127,20 +129,18 @@ class Hive:
         samples.cpu_s = time.process_time() - cpu
         samples.ended = time.monotonic()
         samples.seconds = samples.ended - began
-        for reading in before:
-            reading.add_to(samples)
         for watch in watches:
-            samples.sightings[watch.member.id] = watch.end()
+            watch.end(samples)
         return samples
 
-    async def join(self, number: int, bootstrap: Address, live: Collection[PeerId]) -> float | None:
+    async def join(self, number: int, bootstrap: Address, live: Mapping[PeerId, Address]) -> float | None:
         """Seconds until a new member has all the live ones in its view; None if it never does."""
         certificate = await asyncio.to_thread(self._certificate)
         member = self._member(number, [bootstrap], certificate)
         began = time.monotonic()
         await member.start()
         try:
-            while set(live) - member.known():
+            while _lacking(member.states(), live):
                 if time.monotonic() - began > JOIN_LIMIT_S:
                     return None
                 await asyncio.sleep(POLL_S)
@@ -170,20 +170,21 @@ class Hive:
     def _certificate(self) -> Certificate | None:
         return make_certificate() if self._setting.encrypted else None
 
-    async def _sample(self, samples: Samples, live: Collection[PeerId], dead: Collection[PeerId]) -> None:
-        began = time.monotonic()
-        last_dead = began
+    async def _sample(
+        self, samples: Samples, live: Mapping[PeerId, Address], dead: Collection[PeerId]
+    ) -> None:
+        began = last_dead = time.monotonic()
         while True:
             # The numbers of records are milliseconds of the wall clock, and this machine has only one.
             wall_ms = time.time() * 1000
             for member in self._members:
-                view, known = member.swarm.view, member.known()
-                expected = [peer for peer in live if peer != member.id]
-                ages = [(wall_ms - view.seq(peer)) / 1000 for peer in expected if peer in known]
-                samples.looked += len(expected)
-                samples.missing += len(expected) - len(ages)
-                samples.ages += ages
-                if not known.isdisjoint(dead):
+                states, view = member.states(), member.swarm.view
+                others = [peer for peer in live if peer != member.id]
+                lacking = _lacking(states, live)
+                samples.looked += len(others)
+                samples.missing += len(lacking)
+                samples.ages += [(wall_ms - view.seq(peer)) / 1000 for peer in others if peer not in lacking]
+                if not states.keys().isdisjoint(dead):
                     last_dead = time.monotonic()
             now = time.monotonic()
             samples.gone_s = last_dead - began if now - last_dead > SAMPLE_S else None
@@ -193,8 +194,7 @@ class Hive:
         """Have all members want fresh news, and now and then one open or close a chain."""
         end = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
-            if events_per_s > 0:
-                tasks.create_task(self._events(samples, events_per_s, end - LAST_EVENT_S))
+            tasks.create_task(self._events(samples, events_per_s, end - LAST_EVENT_S))
             while True:
                 for member in self._members:
                     member.swarm.serving()
@@ -211,50 +211,10 @@ class Hive:
             member.swarm.soon()
 
 
-class _Reading:
-    """The counters of a member, to see what they grow by."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-        self._puts = len(member.puts)
-        self._traffic = _as_tuple(member.wires.traffic)
-
-    def add_to(self, samples: Samples) -> None:
-        """Count what has come since."""
-        samples.puts += self._member.puts[self._puts :]
-        grown = (
-            new - old for new, old in zip(_as_tuple(self._member.wires.traffic), self._traffic, strict=True)
-        )
-        samples.traffic = Traffic(*map(sum, zip(_as_tuple(samples.traffic), grown, strict=True)))
-
-
-def _as_tuple(traffic: Traffic) -> tuple[int, ...]:
-    return tuple(getattr(traffic, name) for name in Traffic.__slots__)
-
-
-class _Watch:
-    """When one view saw which events."""
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self._view = member.swarm.view
-        self._version, _ = self._view.news(0)
-        self._last: dict[PeerId, int] = {}
-        self._sightings: list[Sighting] = []
-        member.on_news = self._look
-
-    def end(self) -> list[Sighting]:
-        """Stop watching; return what was seen."""
-        self.member.on_news = lambda: None
-        return self._sightings
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        self._version, changed = self._view.news(self._version)
-        for peer in changed:
-            state = self._view.peer(peer, now)
-            if state is not None and state.metrics is not None:
-                running = state.metrics.running
-                if running > self._last.get(peer, 0):
-                    self._last[peer] = running
-                    self._sightings.append((peer, running, now))
+def _lacking(states: Mapping[PeerId, PeerState], live: Mapping[PeerId, Address]) -> set[PeerId]:
+    """Those of the live peers that are not seen where they are."""
+    return {
+        peer
+        for peer, address in live.items()
+        if peer not in states or address not in states[peer].body.addresses
+    }

@@ -54,6 +54,11 @@ class HostileNode:
         self._transport: asyncio.DatagramTransport | None = None
         self._noise: asyncio.Task[None] | None = None
 
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return HOST, self._dht.port
+
     async def start(self, bootstrap: Address) -> None:
         """Get into the network."""
         await self._dht.start([HOST], 0)

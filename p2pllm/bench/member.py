@@ -18,7 +18,7 @@ from p2pllm.identity import Identity, PeerId
 from p2pllm.ports import take_link_port
 from p2pllm.records import MetricsBody, PeerBody, SwarmBody, swarm_id
 from p2pllm.scheduling import Capacity
-from p2pllm.swarm import Allocation, Drop, Load, Prober, Swarm, SwarmPlan
+from p2pllm.swarm import Allocation, Drop, Load, PeerState, Prober, Swarm, SwarmPlan
 from p2pllm.transport import Certificate, Gossip, Message, Server
 
 __all__ = ["LAYERS", "Member", "Memory"]
@@ -139,9 +139,9 @@ class Member:
         if not tasks.cancelled():
             tasks.result()
 
-    def known(self) -> set[str]:
+    def states(self) -> dict[PeerId, PeerState]:
         """The peers that it sees in the swarm."""
-        return {state.peer for state in self.swarm.view.peers(time.monotonic())}
+        return {state.peer: state for state in self.swarm.view.peers(time.monotonic())}
 
     def describe(self) -> PeerBody:
         """What a peer says of itself that changes slowly."""

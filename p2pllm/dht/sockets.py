@@ -9,7 +9,8 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from p2pllm.dht.contacts import FAMILIES, Address, Family, is_usable
+from p2pllm.config import format_addresses
+from p2pllm.dht.contacts import FAMILIES, Family, is_usable
 from p2pllm.errors import PortTakenError, UsageError
 
 __all__ = ["bind", "resolve"]
@@ -90,11 +91,7 @@ async def _local(host: str, port: int) -> list[tuple[Family, str]]:
 def _refusal(host: str, port: int, error: OSError | UnicodeError) -> UsageError:
     taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     reason = error.strerror if isinstance(error, OSError) else "it is not a name"
+    where = format_addresses([(host, port)])
     return (PortTakenError if taken else UsageError)(
-        f"cannot listen on {_shown((host, port))} (UDP), {reason}: choose another --host or --port"
+        f"cannot listen on {where} (UDP), {reason}: choose another --host or --port"
     )
-
-
-def _shown(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -84,7 +84,10 @@ class ContactTable(RoutingTable):  # type: ignore[misc]  # the package ships no 
         return next(index for index, bucket in enumerate(self.buckets) if node.long_id <= bucket.range[1])
 
     def _bucket_of(self, long_id: int) -> KBucket:
-        return next(bucket for bucket in self.buckets if long_id <= bucket.range[1])
+        for bucket in self.buckets:
+            if long_id <= bucket.range[1]:
+                return bucket
+        raise ValueError("a node id has 160 bits")
 
     def _replacements(self) -> Iterator[Contact]:
         for bucket in self.buckets:

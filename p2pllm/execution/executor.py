@@ -184,6 +184,7 @@ class Executor:
             waiting=self._queue.waiting,
             kv_blocks_total=self._pool.total // layers,
             kv_blocks_free=max(0, self._pool.free) // layers,
+            kv_bytes_used=(self._pool.total - self._pool.free) * self._block_bytes,
             weight_bytes=self._weight_bytes,
         )
 

@@ -60,4 +60,5 @@ class ExecutorStats:
     waiting: int
     kv_blocks_total: int
     kv_blocks_free: int
+    kv_bytes_used: int
     weight_bytes: int

@@ -146,9 +146,9 @@ class MetricsBody:
     """What changes with load.
 
     ``spans`` holds at most 3; ``generation`` counts the changes of what the peer is to hold. ``layer_s`` (per
-    layer and step), ``head_s`` and ``wait_s`` are seconds; ``memory_used`` is bytes, ``upload`` the bytes/s
-    that real transfers reached (0: not known). ``rho`` gives the one-way latency in seconds to at most 8
-    likely successors, each named by the first 16 hexadecimal digits of its peer id.
+    layer and step), ``head_s`` and ``wait_s`` are seconds; ``memory_used`` is bytes of weights and KV caches,
+    ``upload`` the bytes/s that real transfers reached (0: not known). ``rho`` gives the one-way latency in
+    seconds to at most 8 likely successors, each named by the first 16 hexadecimal digits of its peer id.
     """
 
     kind: ClassVar[Kind] = "metrics"

@@ -71,8 +71,8 @@ class Api:
     async def _view(self, _request: web.Request) -> web.Response:
         return web.json_response(self._status.swarm())
 
-    async def _cluster_file(self, _request: web.Request) -> web.Response:
-        return web.json_response(self._status.cluster())
+    async def _cluster_file(self, request: web.Request) -> web.Response:
+        return web.json_response(self._status.cluster(planned=request.query.get("planned") == "1"))
 
     async def _models(self, _request: web.Request) -> web.Response:
         """The model of this swarm, then those that other swarms of the network serve."""

@@ -55,9 +55,11 @@ class ApiClient:
         """``/api/swarm``. Raises P2PLLMError."""
         return await self._get("/api/swarm")
 
-    async def cluster(self) -> Json:
-        """``/api/cluster``: the swarm as a CLUSTER.json. Raises P2PLLMError."""
-        return await self._get("/api/cluster")
+    async def cluster(self, *, planned: bool = False) -> Json:
+        """``/api/cluster``: the swarm as a CLUSTER.json; ``planned``: as it was when the peer, which must be
+        the leader, last placed it. Raises P2PLLMError.
+        """
+        return await self._get("/api/cluster?planned=1" if planned else "/api/cluster")
 
     async def _get(self, path: str) -> Json:
         try:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from p2pllm.scheduling import ModelSize, PeerId, Rho
+from p2pllm.scheduling import Assignment, ModelSize, PeerId, Rho, Slice
 from p2pllm.swarm import PeerState
 
 __all__ = ["cluster_json"]
@@ -16,9 +16,16 @@ ALL_PAIRS = 64
 
 
 def cluster_json(
-    *, name: str, size: ModelSize, parameters: float, peers: Sequence[PeerState], rho: Rho
+    *,
+    name: str,
+    size: ModelSize,
+    parameters: float,
+    peers: Sequence[PeerState],
+    rho: Rho,
+    today: Assignment | None = None,
 ) -> dict[str, Any]:
-    """The body of ``/api/cluster``. ``parameters`` are those of one layer; ``rho`` is what the leader uses.
+    """The body of ``/api/cluster``. ``parameters`` are those of one layer; ``rho`` is what the leader uses,
+    and ``today`` who holds what.
 
     Peers that are leaving or paused, or whose layers are pinned, are left out, as a placement leaves them
     out.
@@ -26,7 +33,7 @@ def cluster_json(
     placed = [state for state in peers if not (state.body.leaving or state.body.paused or state.body.pinned)]
     ids = [state.peer for state in placed]
     pairs = itertools.permutations(ids, 2) if len(ids) <= ALL_PAIRS else _measured(placed)
-    return {
+    file: dict[str, Any] = {
         "model": {
             "name": name,
             "layers": size.layers,
@@ -49,6 +56,14 @@ def cluster_json(
         ],
         "network": {"pairs": [[a, b, seconds] for a, b in pairs if (seconds := rho(a, b)) is not None]},
     }
+    if today is not None:
+        pipelines = [{"stages": _pieces(pipeline.slices)} for pipeline in today.pipelines]
+        file["today"] = {"pipelines": pipelines, "spares": _pieces(today.spares)}
+    return file
+
+
+def _pieces(slices: Sequence[Slice]) -> list[dict[str, Any]]:
+    return [{"peer": piece.peer, "start": piece.start, "end": piece.end} for piece in slices]
 
 
 def _measured(peers: Sequence[PeerState]) -> list[tuple[PeerId, PeerId]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from p2pllm.errors import NoRouteError
+from p2pllm.errors import NoRouteError, RequestError
 from p2pllm.records import MetricsBody
 from p2pllm.scheduling import Chain, ModelSize, uncovered
 from p2pllm.serving.cluster_file import cluster_json
@@ -75,15 +75,22 @@ class Status:
             "peers": [_peer_json(state, self._size.layers) for state in peers],
         }
 
-    def cluster(self) -> Json:
-        """The body of ``/api/cluster``: a CLUSTER.json."""
-        peers = self.peers()
+    def cluster(self, *, planned: bool = False) -> Json:
+        """The body of ``/api/cluster``: a CLUSTER.json of now, or of when this peer last placed everybody.
+
+        Raises RequestError if it has placed nobody.
+        """
+        facts = self._swarm.leadership.facts if planned else None
+        if planned and facts is None:
+            raise RequestError("this peer has not placed the layers: ask the leader")
+        peers = self.peers() if facts is None else facts.states
         return cluster_json(
             name=self.model,
             size=self._size,
             parameters=self._parameters,
             peers=peers,
-            rho=latency_of(peers),
+            rho=latency_of(peers) if facts is None else facts.network,
+            today=None if facts is None else facts.today,
         )
 
     def stages(self, chain: Chain) -> list[Json]:

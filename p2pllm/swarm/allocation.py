@@ -85,6 +85,7 @@ class Allocation:
         self._plan: SwarmPlan | None = None
         self._held, self._loading, self._draining, self._dropping = np.zeros((4, layers), dtype=np.bool_)
         self._said_s = -math.inf  # when it said what it drains
+        self._paused_s = math.inf  # since when
         self._failures = 0
         self._retry_s = -math.inf
 
@@ -114,9 +115,9 @@ class Allocation:
         return self._aim(Slice(self._own, entry.start, entry.end))
 
     def pause(self) -> None:
-        """Drop everything as soon as sessions allow, and take no plan."""
+        """Drop everything once others hold it, or at the end of the grace; take no plan meanwhile."""
         if not self.paused:
-            self.paused, self.target = True, None
+            self.paused, self.target, self._paused_s = True, None, math.inf
             self.generation += 1
 
     def resume(self) -> None:
@@ -155,6 +156,8 @@ class Allocation:
         ``states`` are the live peers of the view, ``sessions`` counts those here that use any of the layers
         [start, end), ``leaderless_s`` says how long nobody has led.
         """
+        if self.paused:
+            self._paused_s = min(self._paused_s, now)
         if leaderless_s >= LEADERLESS_S and self._is_free():
             self._choose(states)
         keep = self._held if self.target is None and not self.paused else row_of(self._layers, self.target)
@@ -163,18 +166,19 @@ class Allocation:
         if not missing.any() and not surplus.any():
             return ()
         others = _Others(self._own, Roster.of(self._layers, states))
-        # Who pauses asks nobody. Force is for those who could not come to their slice otherwise.
-        is_forced = self.paused or bool(missing.any() and self._plan is not None and self._plan.force)
+        # Force is for those who could not come to their slice otherwise, and who pauses waits only so long.
+        is_over = self.paused and now - self._paused_s >= self._grace_s
+        is_forced = is_over or bool(missing.any() and self._plan is not None and self._plan.force)
         if not is_forced and (self._draining & ~others.remaining()).any():
             self._draining = self._dropping.copy()
         if self._loading.any() or self._dropping.any():
             return ()
-        load, may_drop = ([], True) if self.target is None else self._moves(others, self.target)
+        load, may_drop = ([], is_over) if self.target is None else self._moves(others, self.target)
         if load and now < self._retry_s:
             return ()
         if load and (fitting := self._fitting(load)):
             return fitting
-        may_drop |= bool(load) and not (surplus & ~others.ready()).any()
+        may_drop |= (self.paused or bool(load)) and not (surplus & ~others.ready()).any()
         if may_drop and not self._draining.any():
             self._drain(now, surplus)
         is_heard = now - self._said_s >= HEARD_S and not (self._draining & ~others.ready(self._said_s)).any()
@@ -238,7 +242,8 @@ class Allocation:
     def _drops(self, now: float, sessions: Callable[[int, int], int]) -> tuple[Drop, ...]:
         """Drop what drains, unless sessions use it and are to be waited for."""
         drained = runs(self._draining)
-        if now - self._said_s < self._grace_s and any(sessions(*run) for run in drained):
+        waits_until = min(self._said_s, self._paused_s if self.paused else math.inf) + self._grace_s
+        if now < waits_until and any(sessions(*run) for run in drained):
             return ()
         self._dropping = self._draining.copy()
         return tuple(Drop(Slice(self._own, *run)) for run in drained)

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from p2pllm.errors import FrameError, LinkError, RecordError
-from p2pllm.records import Record, open_record, peek
+from p2pllm.records import Record, peek
 from p2pllm.scheduling import PeerId
 from p2pllm.swarm.backoff import BackOff
 from p2pllm.swarm.flood import Flood
@@ -59,13 +59,15 @@ class Gossiper:
         swarm: bytes,
         links: Links,
         view: View,
+        open_checked: Callable[[bytes], Record],
         accept: Callable[[Record], bool],
         introduce: Callable[[], Sequence[bytes]],
         renew: Callable[[], bytes],
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``accept`` takes in a verified record and says whether it was news.
+        """``open_checked`` checks a record as `open_record` does; ``accept`` takes it in and says whether it
+        was news.
 
         ``introduce`` gives what a new neighbour is to know of this peer, and ``renew`` a record that all have
         seen before, which reminds it.
@@ -74,6 +76,7 @@ class Gossiper:
         self._swarm = swarm
         self._links = links
         self._view = view
+        self._open_checked = open_checked
         self._accept = accept
         self._introduce = introduce
         self._renew = renew
@@ -139,7 +142,7 @@ class Gossiper:
         is_known_kind = header.kind in ("peer", "metrics")
         if is_known_kind and not self._view.is_newer(header.peer_id, header.kind, header.seq):
             return False
-        return self._accept(open_record(raw))
+        return self._accept(self._open_checked(raw))
 
     async def _pass_on(self) -> None:
         while True:

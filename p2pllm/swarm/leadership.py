@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from p2pllm.records import MAX_EPOCH, ClaimBody, PlanBody
 from p2pllm.scheduling import Network, PeerId, Rules
 from p2pllm.swarm.election import Election
-from p2pllm.swarm.planner import NewPlan, Planner
+from p2pllm.swarm.planner import Facts, NewPlan, Planner
 from p2pllm.swarm.swarm_plan import Assembler, SwarmPlan, to_bodies
 from p2pllm.swarm.view import PeerState
 from p2pllm.swarm.widths import bits_for
@@ -134,6 +134,11 @@ class Leadership:
     def bits(self) -> int:
         """Into how many bits the leader cuts the directory."""
         return self._bits
+
+    @property
+    def facts(self) -> Facts | None:
+        """What this peer made its last placement from, if it is leading and made any."""
+        return None if self._planner is None else self._planner.facts
 
     def _follow(self) -> None:
         """Take over what another leader issued.

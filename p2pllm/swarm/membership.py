@@ -89,8 +89,8 @@ class Membership:
                     addresses=format_addresses(addresses[:1]),
                     contacts=len(self._dht.contacts()),
                 )
-                if not self._new_swarm and not self.arrived.is_set():
-                    await self._check_model(addresses[0])
+                if not self.arrived.is_set():
+                    await self.check_model()
                 self.arrived.set()
                 return
         if not self._bootstrap:
@@ -138,8 +138,13 @@ class Membership:
         served, _ = await self._index()
         return sorted({body.model for swarm, body in served.items() if swarm != self._swarm})
 
-    async def _check_model(self, through: Address) -> None:
-        """A mistyped --model must not found a second swarm unnoticed."""
+    async def check_model(self) -> None:
+        """Raise ModelError if the network has swarms but none for this peer, unless it is to found one.
+
+        So a mistyped --model founds no second swarm unnoticed.
+        """
+        if self._new_swarm:
+            return
         (served, hidden), claims = await asyncio.gather(self._index(), self._read(leader_key(self._swarm)))
         if claims or self._swarm in served or self._swarm in hidden or not (served or hidden):
             return
@@ -148,7 +153,8 @@ class Membership:
         keys = [directory_key(self._swarm, self._node_id, bits) for bits in all_bits]
         if any(await asyncio.gather(*(self._read(key) for key in keys))):
             return
-        network = f"the network at {format_addresses([through])}"
+        through = self._bootstrap or tuple(self._memory.peers)
+        network = f"the network at {format_addresses(through[:1])}"
         own = f"{self._model.model} ({self._model.fingerprint[:8]})"
         if self._secret is not None:
             raise ModelError(

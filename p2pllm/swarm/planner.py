@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from p2pllm.errors import ModelError
 from p2pllm.scheduling import (
+    Assignment,
     Join,
     Mend,
     Network,
@@ -31,7 +32,7 @@ from p2pllm.swarm.members import Roster, assignment_of
 from p2pllm.swarm.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import PeerState
 
-__all__ = ["NewPlan", "Planner", "Reason"]
+__all__ = ["Facts", "NewPlan", "Planner", "Reason"]
 
 Reason: TypeAlias = Literal["joined", "mended", "renewed", "requested", "unbalanced", "uncovered"]
 
@@ -64,6 +65,15 @@ class NewPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a placement was made from: the live peers, the ways between them, and who held what."""
+
+    states: tuple[PeerState, ...]
+    network: Network
+    today: Assignment
+
+
+@dataclass(frozen=True, slots=True)
 class _Draft:
     """What a plan is to say, and of which placement it is, if of any."""
 
@@ -83,6 +93,8 @@ class Planner:
         self._own = own
         self._layers = layers
         self._epoch = epoch
+        self.facts: Facts | None = None
+        """Of the last placement; None before the first one."""
         self._number = number
         self._rules = rules or Rules()
         self._state: State | None = None
@@ -186,10 +198,12 @@ class Planner:
                 raise ModelError("all peers have chosen their layers: start one without --layers")
             regions = {offer.peer: offer.region for offer in offers}
             today = assignment_of(self._layers, [*slices, *roster.unplanned(slices)], regions)
-            plan = place(self._layers, offers, network(), today=today)
+            facts = Facts(tuple(roster.states.values()), network(), today)
+            plan = place(self._layers, offers, facts.network, today=today)
         except ModelError as error:
             self._hopeless = offers, str(error)
             raise
+        self.facts = facts
         return _Draft(plan.assignment.slices, plan.k, plan.stages, plan.z)
 
     def _fades(self, now: float, roster: Roster, slices: Sequence[Slice], current: SwarmPlan) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 from p2pllm.dht import DhtNode
 from p2pllm.identity import Identity
-from p2pllm.records import Body, MetricsBody, PeerBody, Record, SwarmKey, open_record, seal
+from p2pllm.records import Body, MetricsBody, PeerBody, Record, SwarmKey, seal
 from p2pllm.swarm.sequence import Sequence as Numbers
 from p2pllm.swarm.view import GONE_S
 
@@ -188,7 +188,7 @@ class Publisher:
     def _seal(self, body: Body, ttl: float, *, flood: bool) -> bytes:
         seq = self._numbers.next(self._wall_ms())
         raw = seal(self._identity, body, swarm=self._swarm, seq=seq, ttl=ttl, secret=self._secret)
-        self._keep(open_record(raw))
+        self._keep(self._dht.open(raw))
         self._newest[body.kind] = raw
         if flood:
             self._flood(raw)

@@ -9,32 +9,20 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Final
 
 import structlog
 
 from p2pllm.config import Address
 from p2pllm.dht import DhtNode, Digest, Held
-from p2pllm.errors import P2PLLMError, RecordError
+from p2pllm.errors import P2PLLMError
 from p2pllm.identity import Identity
-from p2pllm.records import (
-    ClaimBody,
-    MetricsBody,
-    PeerBody,
-    PlanBody,
-    Record,
-    SwarmBody,
-    SwarmKey,
-    leader_key,
-    plan_key,
-    swarms_key,
-)
+from p2pllm.records import MetricsBody, PeerBody, Record, SwarmBody, SwarmKey
 from p2pllm.scheduling import PeerId
 from p2pllm.swarm.directory import Directory
 from p2pllm.swarm.gossip import Gossiper
-from p2pllm.swarm.latency import latency_of
-from p2pllm.swarm.leadership import Leadership, Outgoing
+from p2pllm.swarm.leadership import Leadership
+from p2pllm.swarm.leading import Leading
 from p2pllm.swarm.membership import Membership, Memory
 from p2pllm.swarm.prober import Prober
 from p2pllm.swarm.publisher import Publisher
@@ -45,23 +33,7 @@ from p2pllm.transport import Gossip, Links
 
 __all__ = ["Swarm"]
 
-TICK_S: Final = 0.2
-"""How often a leader, and whoever may have to be the next one, looks what is to be done."""
-
-CALM_S: Final = 1.0
-"""How often all others do; they are told what they must know at once."""
-
-FRESH_S: Final = 1.5
-"""Nobody thinks of succession for so long after a claim."""
-
-PATIENCE_S: Final = 2.0
-"""How long a newcomer among others looks for a leader before it may stand itself."""
-
-LOOK_S: Final = 0.25
-CLAIM_TTL_S: Final = 3.0
-PLAN_TTL_S: Final = 30.0
-INDEX_TTL_S: Final = 60.0
-INDEX_S: Final = 20.0
+WATCH_S: Final = 0.25
 PROBE_S: Final = 2.0
 IDLE_PROBE_S: Final = 10.0
 SERVING_S: Final = 10.0
@@ -102,11 +74,9 @@ class Swarm:
         self.own: PeerId = identity.peer_id
         self.view = View(swarm, secret)
         self.leadership = Leadership(self.own, model.layers, epoch=remembered.epoch)
-        self._secret = secret
         self._dht = dht
         self._model = model
         self._prober = prober
-        self._on_plan = on_plan
         self._on_news = on_news
         self._clock = clock
         self._rng = rng = rng or random.Random()
@@ -141,6 +111,7 @@ class Swarm:
             swarm=swarm,
             links=links,
             view=self.view,
+            open_checked=dht.open,  # which remembers what it has checked, whichever way it came first
             accept=self._take,
             introduce=self._publisher.introduction,
             renew=lambda: self._publisher.flooded,
@@ -158,14 +129,20 @@ class Swarm:
             memory=remembered,
             others=self._addresses,
         )
-        self._looked = False  # at who leads and who else is here
-        self._wake = asyncio.Event()
-        self._fatal: P2PLLMError | None = None
-        self._plan: SwarmPlan | None = None
-        self._leader: PeerId | None = None
-        self._calm_until = 0.0
-        self._claimed = -1  # the epoch that this peer claimed last
-        self._index_due = 0.0
+        self._leading = Leading(
+            swarm=swarm,
+            secret=secret,
+            model=model,
+            dht=dht,
+            view=self.view,
+            leadership=self.leadership,
+            membership=self._membership,
+            directory=self._directory,
+            publisher=self._publisher,
+            widths=self._widths,
+            on_plan=on_plan,
+            clock=clock,
+        )
         self._serving_until = 0.0
 
     @property
@@ -203,16 +180,17 @@ class Swarm:
         """
         await self._membership.join()
         await self._directory.read_leader()
-        self._lead_on()
+        self._leading.step()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publisher.run())
-            tasks.create_task(self._look())
+            tasks.create_task(self._leading.run())
+            tasks.create_task(self._leading.look())
             tasks.create_task(self._directory.run())
             tasks.create_task(self._gossiper.run())
             tasks.create_task(self._membership.stay())
             tasks.create_task(self._membership.remember())
-            tasks.create_task(self._probe())
-            await self._lead(tasks)
+            tasks.create_task(self._watch())
+            await self._probe()
 
     async def goodbye(self) -> None:
         """Tell the others that this peer is gone. ``run`` must have ended."""
@@ -242,10 +220,9 @@ class Swarm:
             try:
                 self._publisher.seen(record, life)
             except P2PLLMError as error:
-                self._fatal = error
-                self._wake.set()
+                self._leading.fail(error)
         if record.kind in ("claim", "plan"):
-            return self._take_advice(record)
+            return self._leading.hear(record)
         return record.peer_id != self.own and self._take_member(record, life)
 
     def _take_member(self, record: Record, life: float) -> bool:
@@ -257,20 +234,6 @@ class Swarm:
         if after is not None and (before is None or before.body.addresses != after.body.addresses):
             self._dht.moved(bytes.fromhex(record.peer_id), after.body.addresses)
         return True
-
-    def _take_advice(self, record: Record) -> bool:
-        with suppress(RecordError):
-            body = record.body(self._secret)
-            if isinstance(body, ClaimBody | PlanBody) and self.leadership.hear(
-                record.peer_id, body, record.seq, self._clock()
-            ):
-                if isinstance(body, PlanBody) and body.parts > 1:
-                    self._directory.plan_changed()
-                if record.peer_id == self.leadership.leader:
-                    self._calm_until = self._clock() + FRESH_S
-                self._wake.set()
-                return True
-        return False
 
     # What goes out
 
@@ -288,73 +251,17 @@ class Swarm:
             if state.peer != self.own:
                 yield from state.body.addresses
 
-    async def _look(self) -> None:
-        """Know who leads and who is here before this peer has a say.
-
-        In a network where many have just arrived, most nodes do not hold the leader's claim yet.
-        """
-        await self._membership.arrived.wait()
-        await self._directory.read_all()
-        patience = self._clock() + PATIENCE_S
-        while self._dht.contacts() and self.leadership.leader is None and self._clock() < patience:
-            await asyncio.sleep(LOOK_S)
-            await self._directory.read_leader()
-        self._looked = True
-        self._wake.set()
-
-    async def _lead(self, tasks: asyncio.TaskGroup) -> None:
-        """Do what follows from what was heard, and publish this peer's claims and plans."""
+    async def _watch(self) -> None:
+        """Notice who falls silent, and tell the log who comes and goes."""
         while True:
-            if self._fatal is not None:
-                raise self._fatal
-            outgoing = self._lead_on()
-            if outgoing.claim is not None:
-                tasks.create_task(self._claim(outgoing.claim))
-            is_new = outgoing.news is not None
-            for body in outgoing.plans:
-                key = plan_key(self.id, body.part)
-                tasks.create_task(self._publisher.publish(body, key, PLAN_TTL_S, flood=is_new))
-            now, leads = self._clock(), self.leadership.leads(self._clock())
-            if leads and now >= self._index_due:
-                self._index_due = now + INDEX_S
-                tasks.create_task(self._publisher.publish(self._model, swarms_key(self.id), INDEX_TTL_S))
-            is_calm = not leads and now < self._calm_until
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CALM_S if is_calm else TICK_S):
-                    await self._wake.wait()
-            self._wake.clear()
-
-    def _lead_on(self) -> Outgoing:
-        now = self._clock()
-        arrived, gone = self.view.changes(now)
-        for peer in arrived - {self.own}:
-            log.info("peer_arrived", peer=peer[:8])
-        for peer in gone:
-            log.info("peer_gone", peer=peer[:8])
-        states = self.view.peers(now)
-        outgoing = self.leadership.tick(now, states, lambda: latency_of(states), joined=self._looked)
-        self._membership.epoch(self.leadership.epoch)
-        if self._leader != (leader := self.leadership.leader):
-            self._leader = leader
-            log.info("leader", peer=leader[:8] if leader else None, epoch=self.leadership.epoch)
-            self._directory.plan_changed()
-        if leader is not None and self.leadership.bits != self._widths.bits:
-            self._widths.follow(self.leadership.bits, now)
-            self._directory.look()
-            self._publisher.again()
-        if (plan := self.leadership.plan) is not None and plan != self._plan:
-            self._plan = plan
-            self._on_plan(plan)
-        return outgoing
-
-    async def _claim(self, claim: ClaimBody) -> None:
-        began = self._clock()
-        is_first = claim.epoch != self._claimed
-        self._claimed = claim.epoch
-        # Of two that hold it one is another peer.
-        if await self._publisher.publish(claim, leader_key(self.id), CLAIM_TTL_S, flood=is_first) >= 2:
-            self.leadership.published(began)
-            self._wake.set()
+            arrived, gone = self.view.changes(self._clock())
+            for peer in arrived - {self.own}:
+                log.info("peer_arrived", peer=peer[:8])
+            for peer in gone - {self.own}:
+                log.info("peer_gone", peer=peer[:8])
+            if gone:
+                self._on_news()
+            await asyncio.sleep(WATCH_S)
 
     async def _probe(self) -> None:
         await asyncio.sleep(self._rng.uniform(0.25, 1) * PROBE_S)

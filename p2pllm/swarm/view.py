@@ -54,7 +54,7 @@ class PeerState:
 
     def holders(self) -> Iterator[Holder]:
         """The spans of this peer that take new sessions, as vertices for Phase 2."""
-        if self.metrics is None or self.body.leaving or self.body.paused:
+        if self.metrics is None or self.body.leaving:
             return
         for span in self.metrics.spans:
             if span.state == "ready":

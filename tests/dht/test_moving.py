@@ -16,6 +16,21 @@ from p2pllm.identity import Identity
 from p2pllm.records import directory_key, seal
 
 
+async def test_a_node_that_returns_on_another_port_is_found_there(network: Network) -> None:
+    nodes = await network.joined(3)
+    identity, old_port = network.identities[nodes[2]], nodes[2].port
+    await nodes[2].close()
+    returned = await network.node(identity)
+    assert returned.port != old_port
+    assert await returned.bootstrap([address_of(nodes[0])]) == 1
+    await returned.put(KEY, network.record(returned))
+    here = Contact(identity.node_id, *address_of(returned))
+    await eventually(lambda: all(here in node.contacts() for node in nodes[:2]))
+    for node in nodes[:2]:
+        assert [contact for contact in node.contacts() if contact.id == identity.node_id] == [here]
+        assert await network.read_by(node) == {identity.peer_id}
+
+
 async def test_a_node_that_says_it_has_moved_is_found_there_at_once(network: Network) -> None:
     """Its old address need not be found silent first."""
     nodes = await network.joined(3)
@@ -52,6 +67,26 @@ async def test_good_addresses_are_those_that_answered_lately_the_latest_first(ne
     assert nodes[0].good()[:2] == [address_of(nodes[3]), address_of(nodes[1])]
     await protocol_of(nodes[0]).ping(("127.0.0.1", nodes[2].port))
     assert nodes[0].good() == [address_of(nodes[3]), address_of(nodes[1])]
+
+
+async def test_a_process_that_is_late_itself_blames_nobody_at_once(
+    network: Network, stranger: Stranger
+) -> None:
+    """A timer that goes off late says nothing about who was asked: the answer may be there, not yet read."""
+    node = await network.node()
+    protocol = protocol_of(node)
+    asking = asyncio.create_task(protocol.ping(stranger.address))
+    await eventually(lambda: bool(protocol._questions))
+    ((nonce, question),) = protocol._questions.items()
+    for late in range(1, 7):
+        question.due -= 1.0
+        protocol._give_up(nonce, question)
+        assert (question.lags, question.tries, asking.done()) == (late, 1, False)
+    question.due -= 1.0
+    protocol._give_up(nonce, question)
+    assert question.tries == 2, "but not for ever"
+    asking.cancel()
+    await asyncio.wait([asking])
 
 
 class Lossy:

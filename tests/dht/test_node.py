@@ -173,21 +173,6 @@ async def test_refreshing_finds_strangers_and_notices_who_died_quietly(
     assert protocol_of(node).router.get(stranger.id) is None, "its place is free after three misses"
 
 
-async def test_a_node_that_returns_on_another_port_is_found_there(network: Network) -> None:
-    nodes = await network.joined(3)
-    identity, old_port = network.identities[nodes[2]], nodes[2].port
-    await nodes[2].close()
-    returned = await network.node(identity)
-    assert returned.port != old_port
-    assert await returned.bootstrap([address_of(nodes[0])]) == 1
-    await returned.put(KEY, network.record(returned))
-    here = Contact(identity.node_id, *address_of(returned))
-    await eventually(lambda: all(here in node.contacts() for node in nodes[:2]))
-    for node in nodes[:2]:
-        assert [contact for contact in node.contacts() if contact.id == identity.node_id] == [here]
-        assert await network.read_by(node) == {identity.peer_id}
-
-
 async def test_a_node_that_restarts_in_its_place_is_read_from_the_beginning(network: Network) -> None:
     """Its versions count anew: a reader that went on from the old ones would miss what it holds now."""
     reader = await network.node()

@@ -14,9 +14,9 @@
   named)
 - a cancelled question leaks: `test_node` (a cancelled put)
 - the nearest are not the nearest: `test_table` (nearest, by brute force)
-- who restarts on another port is lost: `test_moving`, `test_node` (returns, restarts)
-- whoever seems new is sent all keys, at 1981 times the bytes of a forged ping: `test_hostile` (enters the
-  table, nobody unproven gets more)
+- who restarts on another port is lost: `test_moving`; `test_node` (restarts in its place)
+- whoever seems new is sent all keys, at 1981 times the bytes of a forged ping: `test_hostile` (nobody
+  unproven gets more), `test_identities` (enters the table)
 - an empty storage is thrown away: `test_storage` (an empty storage is true)
 - a dead bootstrap is never asked again: here, it is asked when it is back
 - stopping leaves tasks and sockets, and state is a pickle: `conftest` (nothing is left, after every test),

@@ -126,6 +126,38 @@ def test_who_is_gone_is_no_doubtful_chain(router: Router, view: View, clock: Clo
     assert chosen(router) == FAST.peer_id
 
 
+def test_who_says_goodbye_is_gone_at_once(router: Router, view: View, clock: Clock) -> None:
+    assert chosen(router) == FAST.peer_id
+    seq = int(clock.now * 1000) + 1
+    view.apply(record(FAST, peer_body(leaving=True), seq=seq), clock.now)
+    view.apply(record(FAST, metrics_body(spans=()), seq=seq), clock.now)
+    assert chosen(router) == SLOW.peer_id
+    with pytest.raises(NoRouteError):
+        chosen(router, excluded=frozenset({SLOW.peer_id}))
+    clock.now += 1
+    publish(view, clock)
+    assert chosen(router) == FAST.peer_id
+
+
+def test_following_all_along_is_as_good_as_at_the_end(router: Router, view: View, clock: Clock) -> None:
+    late = Router(view=view, layers=LAYERS, own=ENTRY.peer_id, clock=clock)
+    for layer_s in (0.5, 0.002, 0.1):
+        clock.now += 1
+        publish(view, clock, FAST, layer_s=layer_s)
+        router.follow()
+    clock.now += 3
+    publish(view, clock, SLOW)
+    clock.now += 2.6
+    view.expire(clock.now)  # FAST: it is no news any more to who reads the view now
+    view.news(0)
+    publish(view, clock, ENTRY, SLOW)
+    for one in (router, late):
+        assert chosen(one, preview=True) == SLOW.peer_id
+        assert one.chain(expected_tokens=10, preview=True).latency_s == pytest.approx(0.102, rel=0.01)
+        with pytest.raises(NoRouteError):
+            chosen(one, excluded=frozenset({SLOW.peer_id}))
+
+
 def test_measured_latencies_count(router: Router, view: View, clock: Clock) -> None:
     """A chain of two whose hops were measured long loses to a slow peer alone."""
     halves = {FAST: (Span(0, 5, "ready"),), ENTRY: (Span(5, LAYERS, "ready"),)}

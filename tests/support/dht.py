@@ -69,6 +69,12 @@ class Network:
         """The peer ids whose records a node reads."""
         return {held.record.peer_id for held in await node.read(KEY)}
 
+    async def still_works(self, *nodes: DhtNode) -> None:
+        """All of them publish, and all read all."""
+        await self.publish(*nodes)
+        for node in nodes:
+            assert await self.read_by(node) >= self.ids(*nodes)
+
     def ids(self, *nodes: DhtNode) -> set[str]:
         return {self.identities[node].peer_id for node in nodes}
 

@@ -250,20 +250,33 @@ def test_a_pinned_peer_takes_its_layers_and_no_plan() -> None:
     assert (mine.generation, shown(mine)) == (0, [(3, 7, "ready")])
 
 
-def test_a_paused_peer_drops_everything_when_its_sessions_are_over() -> None:
+def test_a_paused_peer_hands_its_layers_over_and_then_drops_them() -> None:
     mine = settled(allocation(), (0, 8))
     mine.pause()
     assert mine.generation == 1
-    assert mine.step(0.0, [], lambda start, end: 2) == ()
+    assert mine.step(0.0, [state("other", 8, (0, 7))], nobody) == ()
+    assert shown(mine) == [(0, 8, "ready")], "one layer would have no holder"
+    other = [state("other", 8, (0, 8), heard_s=3.0)]
+    assert mine.step(1.0, other, lambda start, end: 2) == ()
     assert shown(mine) == [(0, 8, "draining")]
     assert not mine.follow(plan_of(me=(0, 4, 1)))
-    assert mine.step(1.0, [], nobody) == (drop(0, 8),)
+    assert mine.step(4.0, other, lambda start, end: 2) == (), "sessions go on"
+    assert mine.step(5.0, other, nobody) == (drop(0, 8),)
     mine.dropped(Slice(full("me"), 0, 8))
     assert mine.spans() == ()
-    assert mine.step(2.0, [], nobody, 99.0) == ()
+    assert mine.step(6.0, [], nobody, 99.0) == ()
     mine.resume()
     assert mine.generation == 2
     assert mine.follow(plan_of(me=(0, 4, 2)))
+
+
+def test_a_pause_does_not_wait_for_ever() -> None:
+    mine = settled(allocation(), (0, 8))
+    mine.pause()
+    assert mine.step(0.0, [], lambda start, end: 2) == ()
+    assert mine.step(29.0, [], lambda start, end: 2) == ()
+    assert shown(mine) == [(0, 8, "ready")]
+    assert mine.step(30.0, [], lambda start, end: 2) == (drop(0, 8),)
 
 
 def test_a_pinned_peer_that_resumes_takes_its_layers_again() -> None:

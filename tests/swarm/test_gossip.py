@@ -11,7 +11,7 @@ from support.bodies import SWARM, metrics_body, peer_body, record
 
 from p2pllm.errors import LinkError
 from p2pllm.identity import Identity
-from p2pllm.records import Record, SwarmBody
+from p2pllm.records import Record, SwarmBody, open_record
 from p2pllm.swarm import View
 from p2pllm.swarm.flood import BURST, MAX_PENDING, MAX_SEEN, Flood
 from p2pllm.swarm.gossip import CHOSEN, Gossiper
@@ -150,6 +150,7 @@ class Host:
             swarm=SWARM,
             links=self.links,  # type: ignore[arg-type]
             view=self.view,
+            open_checked=open_record,
             accept=self._accept,
             introduce=lambda: [b"hello"],
             renew=lambda: b"again",

@@ -88,6 +88,9 @@ class FakeDht:
         self.go = asyncio.Event()
         self.go.set()
 
+    def open(self, raw: bytes) -> Record:
+        return open_record(raw)
+
     async def put(self, key: bytes, raw: bytes) -> int:
         await self.go.wait()
         self.puts.append((key, open_record(raw)))
