@@ -100,7 +100,10 @@ async def run_peer(
             size=size,
         )
         stack.push_async_callback(peer.close)
-        await peer.prepare()
+        if not stop.is_set():
+            await peer.prepare()
+        if stop.is_set():
+            return  # before anybody has heard of it
         on_listening(await peer.listen(stack))
         await peer.serve_until(stop)
 
@@ -171,7 +174,7 @@ class Peer:
             describe=self._portrait.describe,
             measure=self._portrait.measure,
             on_plan=self._on_plan,
-            on_news=lambda: self._router.follow(),
+            on_news=self._on_news,
             remembered=remembered,
             rng=self._rng,
         )
@@ -271,12 +274,17 @@ class Peer:
             self._api.unavailable = "this peer is leaving the swarm: ask another one"
             self._stages.accepting = False
             self._swarm.soon()
-            await _first(self._stages.idle(), asyncio.sleep(self._config.grace))
+            await _first(self._idle(), asyncio.sleep(self._config.grace))
             for task in tasks:
                 task.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
                 await self._swarm.goodbye()
+
+    async def _idle(self) -> None:
+        """Wait until no session is left here, neither as a stage nor for a client of the API."""
+        await self._stages.idle()
+        await self._api.idle()
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -372,6 +380,9 @@ class Peer:
     def _on_plan(self, plan: SwarmPlan) -> None:
         if self._allocation.follow(plan):
             self._allocator.soon()
+
+    def _on_news(self) -> None:
+        self._router.follow()
 
     def _sessions_changed(self) -> None:
         self._swarm.serving()

@@ -210,11 +210,15 @@ class Exchange(KademliaProtocol, ABC):  # type: ignore[misc]  # the package ship
         if not self._congested:  # a queue would only make everything late
             self.transport.sendto(datagram, address)
 
-    async def close(self) -> None:
+    def stop(self) -> None:
         """Close the socket and answer every open question with None."""
         for nonce, question in list(self._questions.items()):
             self._drop(nonce)
             if not question.reply.done():
                 question.reply.set_result(None)
         self.transport.abort()
+
+    async def close(self) -> None:
+        """Stop, and wait until the socket is closed."""
+        self.stop()
         await self.lost.wait()

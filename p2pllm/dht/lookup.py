@@ -35,10 +35,11 @@ Answer = tuple[Contact, list[Contact]]
 class Lookup:
     """A search for the ``count`` nodes nearest to ``target`` (20 bytes), from the contacts of ``start``.
 
-    An address is asked once, whoever is said to live there. What a node says is believed until three of the
-    contacts it named did not answer: made-up contacts next to the target must not use up the search. A
-    contact that ``is_fresh`` has answered just now: it counts, and is asked only if it is one of the three
-    nearest, who know the neighbourhood best.
+    An address is asked once, whoever is said to live there, and as soon as the nearest of them is due: whoever
+    names it under a far id must not hide it. What a node says is believed until three of the contacts it named
+    did not answer: made-up contacts next to the target must not use up the search. A contact that ``is_fresh``
+    has answered just now: it counts, and is asked only if it is one of the three nearest, who know the
+    neighbourhood best.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class Lookup:
         self._is_fresh = is_fresh
         self._spared: list[Contact] = []
         self._waiting: list[tuple[tuple[int, bytes], Contact]] = []
-        self._named_by: dict[Address, set[bytes]] = {}
+        self._named_by: dict[Contact, set[bytes]] = {}
         self._duds: Counter[bytes] = Counter()
-        self._asked = 0
+        self._asked: set[Address] = set()
         self._answered: dict[bytes, Contact] = {}
         self._result: list[Contact] = []
         self._learn(start, b"")
@@ -63,14 +64,14 @@ class Lookup:
     def next(self) -> Contact | None:
         """The nearest contact not asked yet, or None if asking on cannot improve the result."""
         result = self._result
-        while self._waiting and self._asked < MAX_ASKED:
+        while self._waiting and len(self._asked) < MAX_ASKED:
             if len(result) == self._count and self._waiting[0][0] > distance(result[-1], self._target):
                 break
             contact = heapq.heappop(self._waiting)[1]
             if contact in result[ALWAYS_ASKED:]:
                 self._spared.append(contact)
-            elif any(self._duds[namer] < _MAX_DUDS for namer in self._named_by[contact.address]):
-                self._asked += 1
+            elif contact.address not in self._asked and self._is_credible(contact):
+                self._asked.add(contact.address)
                 return contact
         return None
 
@@ -82,7 +83,7 @@ class Lookup:
 
     def failed(self, contact: Contact) -> None:
         """A contact that ``next`` gave out did not answer."""
-        self._duds.update(self._named_by[contact.address])
+        self._duds.update(self._named_by[contact])
         self._duds[b""] = 0  # our own table may well be out of date
         if self._answered.get(contact.id) == contact:
             del self._answered[contact.id]
@@ -95,12 +96,15 @@ class Lookup:
         """The nearest contacts that have answered, nearest first."""
         return self._result
 
+    def _is_credible(self, contact: Contact) -> bool:
+        return any(self._duds[namer] < _MAX_DUDS for namer in self._named_by[contact])
+
     def _learn(self, contacts: Iterable[Contact], namer: bytes) -> None:
         for contact in contacts:
-            if contact.address in self._named_by:
-                self._named_by[contact.address].add(namer)
+            if contact in self._named_by:
+                self._named_by[contact].add(namer)
             elif len(self._named_by) < _MAX_KNOWN:
-                self._named_by[contact.address] = {namer}
+                self._named_by[contact] = {namer}
                 heapq.heappush(self._waiting, (distance(contact, self._target), contact))
                 if self._is_fresh(contact):
                     self._answered[contact.id] = contact

@@ -75,13 +75,19 @@ class DhtNode:
         PortTakenError if another process has the port.
         """
         bound = await bind(hosts, port)
-        for family, one in bound.items():
-            self.port = one.getsockname()[1]
-            overlay = Overlay(
-                family, self._identity, self._records, clock=self._clock, rng=self._rng, wrap=self._wrap
-            )
-            await overlay.open(one)
-            self._overlays.append(overlay)
+        waiting = list(bound.items())
+        try:
+            while waiting:
+                family, one = waiting.pop(0)
+                self.port = one.getsockname()[1]
+                overlay = Overlay(
+                    family, self._identity, self._records, clock=self._clock, rng=self._rng, wrap=self._wrap
+                )
+                await overlay.open(one)
+                self._overlays.append(overlay)
+        finally:
+            for _, one in waiting:
+                one.close()
         self._reader = Reader(self._overlays, self._mirror, self._rng)
         log.debug("dht_listening", hosts=hosts, port=self.port, families=[one.name for one in bound])
 
@@ -107,10 +113,11 @@ class DhtNode:
         """
         header = peek(raw)
         kept = self._records.accept(key, raw, header.ttl, source="", now=self._clock())
-        found = await asyncio.gather(*(overlay.replicas_of(key) for overlay in self._overlays))
+        overlays = self._overlays  # `close` may come in between
+        found = await asyncio.gather(*(overlay.replicas_of(key) for overlay in overlays))
         targets: dict[bytes, tuple[Overlay, Contact]] = {}  # a node of both families needs it once
         near = False
-        for overlay, replicas in zip(self._overlays, found, strict=True):
+        for overlay, replicas in zip(overlays, found, strict=True):
             near = near or overlay.is_near(key, replicas)
             for replica in replicas:
                 targets.setdefault(replica.id, (overlay, replica))
@@ -168,9 +175,11 @@ class DhtNode:
 
     async def close(self) -> None:
         """Stop. Nothing of the node runs or listens afterwards."""
-        overlays, self._overlays = self._overlays, []
         self._reader = Reader((), self._mirror, self._rng)
-        await asyncio.gather(*(overlay.close() for overlay in overlays))
+        for overlay in self._overlays:
+            overlay.stop()  # at once: whoever does not wait for the rest leaves nothing behind either
+        await asyncio.gather(*(overlay.close() for overlay in self._overlays))
+        self._overlays = []
 
     async def _join(self, overlay: Overlay, addresses: Sequence[Address]) -> set[bytes]:
         found = await asyncio.gather(*(_resolve(name, overlay) for name, _ in addresses))

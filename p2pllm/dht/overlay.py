@@ -97,16 +97,20 @@ class Overlay:
         own = Contact(self._id, "", 0)
         return len(replicas) < REPLICAS or distance(own, key) < distance(replicas[-1], key)
 
+    def stop(self) -> None:
+        """Listen no more, and have what runs here end."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            self.protocol.stop()
+
     async def close(self) -> None:
         """Stop. Nothing of the overlay runs or listens afterwards."""
-        refreshing, self._refreshing = self._refreshing, None
-        if refreshing is None:
-            return
-        refreshing.cancel()
-        await asyncio.wait([refreshing])
-        await self.protocol.close()
-        if not refreshing.cancelled():
-            refreshing.result()
+        self.stop()
+        if self._refreshing is not None:
+            await asyncio.wait([self._refreshing])
+            await self.protocol.close()
+            if not self._refreshing.cancelled():
+                self._refreshing.result()
 
     async def _nearest(self, target: bytes, wanted: int) -> list[Contact]:
         known = self.protocol.router.nearest(target, K)

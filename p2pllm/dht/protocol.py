@@ -235,10 +235,13 @@ class RegistryProtocol(Exchange):
         self._greetings[address] = task
         task.add_done_callback(lambda _: self._greetings.pop(address))
 
-    async def close(self) -> None:
-        """Close the socket, answer every open question with None, and end what runs here."""
-        greetings = list(self._greetings.values())
-        for greeting in greetings:
+    def stop(self) -> None:
+        """Close the socket, answer every open question with None, and have what runs here end."""
+        for greeting in self._greetings.values():
             greeting.cancel()
-        await asyncio.gather(*greetings, return_exceptions=True)
+        super().stop()
+
+    async def close(self) -> None:
+        """Stop, and wait until nothing is left."""
         await super().close()
+        await asyncio.gather(*self._greetings.values(), return_exceptions=True)

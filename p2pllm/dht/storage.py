@@ -8,7 +8,7 @@ expired, so that no record is passed round for ever.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -60,8 +60,9 @@ class Records:
     """Per key the newest record of each (peer, kind).
 
     ``max_records`` bounds all of them, ``max_per_key`` those under one key, ``max_per_source`` those from one
-    source under all keys, so that nobody crowds out others. ``open_checked`` checks a record: several
-    storages may share a cached one.
+    source under all keys. Where there is no more room, a newcomer takes the place of the oldest record from
+    the source that has most, if that has more than its own: so nobody, and no crowd either, shuts others out.
+    ``open_checked`` checks a record: several storages may share a cached one.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Records:
         """Keep a record for at most ``life`` seconds; whether it is held now.
 
         Refused are records older than the one held or remembered, another one with the same number, and
-        newcomers over a quota. Raises RecordError if it is not a valid record that belongs under ``key``,
+        newcomers for whom there is no room. Raises RecordError if it is not a valid record that belongs under ``key``,
         ForgedRecordError if only its signature is wrong. The signature, the one costly check, comes last.
         """
         header = peek(raw)
@@ -107,12 +108,17 @@ class Records:
             # An honest copy never has more life left than the first: this only undoes a wilful shortening.
             held.expires = max(held.expires, min(expires, held.first_seen + header.ttl))
             return True
-        if header.seq <= self.newest(key, slot) or expires <= now or (not held and self._full(key, source)):
+        if header.seq <= self.newest(key, slot) or expires <= now:
+            return False
+        in_the_way = () if held is not None else self._in_the_way(key, source)
+        if in_the_way is None:
             return False
         try:
             record = self._open(raw)
         except RecordError as error:
             raise ForgedRecordError(str(error)) from error
+        for place in in_the_way:
+            self._remove(*place, now)
         if held is not None:
             self._sources[held.source] -= 1
         self._sources[source] += 1
@@ -159,12 +165,31 @@ class Records:
             since = entry.version
         return Page(items, since, more=False)
 
-    def _full(self, key: bytes, source: Hashable) -> bool:
-        return (
-            len(self) >= self._max_records
-            or len(self._keys.get(key, {})) >= self._max_per_key
-            or self._sources[source] >= self._max_per_source
-        )
+    def _in_the_way(self, key: bytes, source: Hashable) -> Sequence[tuple[bytes, Slot]] | None:
+        """What must go for a newcomer from ``source``, one record at most; None if there is no room for it."""
+        if self._sources[source] >= self._max_per_source:
+            return None
+        if len(self._keys.get(key, ())) >= self._max_per_key:
+            crowded = {key: self._keys[key]}
+            shares = Counter(entry.source for entry in self._keys[key].values())
+        elif len(self) >= self._max_records:
+            crowded, shares = self._keys, self._sources
+        else:
+            return ()
+        ((greediest, share),) = shares.most_common(1)
+        if share <= shares[source] + 1:
+            return None
+        places = ((one, slot) for one, entries in crowded.items() for slot in entries)
+        return [next(place for place in places if self._keys[place[0]][place[1]].source == greediest)]
+
+    def _remove(self, key: bytes, slot: Slot, now: float) -> None:
+        """Take out a record, but remember its sequence number."""
+        entry = self._keys[key].pop(slot)
+        if not self._keys[key]:
+            del self._keys[key]
+        self._sources[entry.source] -= 1
+        self._expired[key, slot] = entry.record.seq, now + REMEMBER_S
+        self._expired.move_to_end((key, slot))
 
     def _sweep(self, now: float) -> None:
         """Forget what has expired, but not its sequence numbers; at most once a second."""
@@ -174,12 +199,7 @@ class Records:
         for key, entries in list(self._keys.items()):
             for slot, entry in list(entries.items()):
                 if entry.expires <= now:
-                    del entries[slot]
-                    self._sources[entry.source] -= 1
-                    self._expired[key, slot] = entry.record.seq, now + REMEMBER_S
-                    self._expired.move_to_end((key, slot))
-            if not entries:
-                del self._keys[key]
+                    self._remove(key, slot, now)
         self._sources += Counter()  # drops the sources that have nothing left
         while self._expired and (
             len(self._expired) > self._max_records or next(iter(self._expired.values()))[1] <= now

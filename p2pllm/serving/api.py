@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import secrets
@@ -44,6 +45,9 @@ class Api:
         self._operator = operator
         self._rng = rng
         self._started = int(time.time())
+        self._answering = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def application(self) -> web.Application:
         """The aiohttp application with all routes."""
@@ -59,6 +63,10 @@ class Api:
             ]
         )
         return app
+
+    async def idle(self) -> None:
+        """Wait until no answer is on its way to a client."""
+        await self._idle.wait()
 
     async def _health(self, _request: web.Request) -> web.Response:
         """200 once requests can be answered from here, 503 while the swarm does not cover the model."""
@@ -95,8 +103,15 @@ class Api:
             reason = self.unavailable or "this peer is still starting: try again shortly"
             raise web.HTTPServiceUnavailable(text=reason)
         answer = self.completer.complete(body.prompt(default_seed=self._rng.getrandbits(63)))
-        async with aclosing(answer):
-            return await (self._stream(request, body, answer) if body.stream else self._plain(answer))
+        self._answering += 1
+        self._idle.clear()
+        try:
+            async with aclosing(answer):
+                return await (self._stream(request, body, answer) if body.stream else self._plain(answer))
+        finally:
+            self._answering -= 1
+            if not self._answering:
+                self._idle.set()
 
     async def _plain(self, answer: AsyncGenerator[Text | Finished]) -> web.Response:
         text, finished = "", None

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 class Stages:
     """All seats of this peer. ``run`` owns their tasks.
 
-    While ``accepting`` is False (this peer leaves, or is paused) nobody gets a new seat; those taken go on.
+    While ``accepting`` is False (this peer leaves) nobody gets a new seat; those taken go on.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Stages:
         if (plan.session, plan.stage) in self._seats:
             return "the session is open already"
         if not self.accepting:
-            return "this peer takes no new sessions: it is leaving or paused"
+            return "this peer takes no new sessions: it is leaving"
         if len(self._seats) >= MAX_SEATS:
             return "too many sessions"
         return ""

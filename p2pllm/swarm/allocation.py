@@ -163,6 +163,9 @@ class Allocation:
         keep = self._held if self.target is None and not self.paused else row_of(self._layers, self.target)
         missing, surplus = keep & ~self._held, self._held & ~keep
         self._draining = (self._draining & surplus) | self._dropping
+        if len(self.spans()) > MAX_SPANS:
+            # A part in the middle is wanted again, and a record has no room for all that this leaves.
+            self._draining = self._dropping.copy()
         if not missing.any() and not surplus.any():
             return ()
         others = _Others(self._own, Roster.of(self._layers, states))

@@ -31,6 +31,9 @@ ISSUE_S = 0.75 * LEASE_S
 RANK_S = 0.5
 """How much longer each peer waits than the one with the next higher id."""
 
+MAX_RANK = 16
+"""But no longer than the one of this rank: those before it are dead, or ids that somebody made up."""
+
 REMEMBER_S = 600.0
 """How long sequence numbers are kept, so that no late copy of an old claim counts as a new one."""
 
@@ -135,7 +138,7 @@ class Election:
         """Claim the next epoch, at once if nobody was ever heard to lead."""
         # Who fell silent is most likely dead, even if it is still in the view.
         rank = sum(peer > self._own for peer in self._eligible if peer != self._last)
-        if now >= self._last_s + LEASE_S + RANK_S * rank:
+        if now >= self._last_s + LEASE_S + RANK_S * min(rank, MAX_RANK):
             # Epochs end somewhere. In the last one the highest of those who claim leads, as in any other.
             self.standing = self.epoch = self._floor = min(self.epoch + 1, MAX_EPOCH)
             self._sent_s = self._renewed_s = -math.inf

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from p2pllm.records import MAX_EPOCH, ClaimBody, PlanBody
 from p2pllm.scheduling import Network, PeerId, Rules
 from p2pllm.swarm.election import Election
-from p2pllm.swarm.planner import Facts, NewPlan, Planner
+from p2pllm.swarm.placing import Facts, Place, place_now
+from p2pllm.swarm.planner import NewPlan, Planner
 from p2pllm.swarm.swarm_plan import Assembler, SwarmPlan, to_bodies
 from p2pllm.swarm.view import PeerState
 from p2pllm.swarm.widths import bits_for
@@ -53,10 +54,12 @@ class Leadership:
         *,
         epoch: int = 0,
         rules: Rules | None = None,
+        place: Place = place_now,
     ) -> None:
         self._own = own
         self._layers = layers
         self._rules = rules
+        self._place = place
         self._bits = 0
         self._election = Election(own, epoch)
         self._assembler = Assembler()
@@ -121,6 +124,12 @@ class Leadership:
         return self._election.leader
 
     @property
+    def led_epoch(self) -> int:
+        """The epoch of whoever led at the last tick; the highest of all if nobody did."""
+        claim = self._election.claim
+        return self.epoch if claim is None else claim.epoch
+
+    @property
     def epoch(self) -> int:
         """The highest epoch that a member has claimed: to be kept on disk."""
         return self._election.epoch
@@ -162,7 +171,14 @@ class Leadership:
         if epoch is None:
             return None
         if self._planner is None:
-            self._planner = Planner(self._own, self._layers, epoch, number=self._number, rules=self._rules)
+            self._planner = Planner(
+                self._own,
+                self._layers,
+                epoch,
+                number=self._number,
+                rules=self._rules,
+                place=self._place,
+            )
         elif now - self._looked_s < PLAN_S and not self._planner.waits:
             return None
         self._looked_s = now

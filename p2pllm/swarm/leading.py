@@ -117,6 +117,10 @@ class Leading:
                 return True
         return False
 
+    def soon(self) -> None:
+        """There may be something to do: a placement is done."""
+        self._wake.set()
+
     def fail(self, error: P2PLLMError) -> None:
         """Have ``run`` raise this: the peer cannot go on."""
         self._fatal = error
@@ -161,7 +165,7 @@ class Leading:
         self._membership.epoch(self._leadership.epoch)
         if self._leader != (leader := self._leadership.leader):
             self._leader = leader
-            log.info("leader", peer=leader[:8] if leader else None, epoch=self._leadership.epoch)
+            log.info("leader", peer=leader[:8] if leader else None, epoch=self._leadership.led_epoch)
             self._directory.plan_changed()
         if leader is not None and self._leadership.bits != self._widths.bits:
             self._widths.follow(self._leadership.bits, now)

@@ -7,7 +7,7 @@ the limit, so that no sum of them overflows.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2pllm.records import PlanEntry, SpanState
@@ -94,11 +94,18 @@ class Roster:
 
     def planned(self, entries: Sequence[PlanEntry]) -> tuple[Slice, ...]:
         """Return what a plan gives to peers that are still here and can hold it."""
-        offers = {offer.peer[:PREFIX]: offer for offer in self.offers}
+        peers = {offer.peer[:PREFIX]: offer.peer for offer in self.offers}
+        return self.holdable(
+            Slice(peer, entry.start, entry.end) for entry in entries if (peer := peers.get(entry.peer))
+        )
+
+    def holdable(self, slices: Iterable[Slice]) -> tuple[Slice, ...]:
+        """Return those of these slices whose peers are still here and can hold them."""
+        offers = {offer.peer: offer for offer in self.offers}
         return tuple(
-            Slice(offer.peer, entry.start, entry.end)
-            for entry in entries
-            if (offer := offers.get(entry.peer)) and offer.capacity.holds(entry.start, entry.end, self.layers)
+            piece
+            for piece in slices
+            if (offer := offers.get(piece.peer)) and offer.capacity.holds(piece.start, piece.end, self.layers)
         )
 
     def unplanned(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:

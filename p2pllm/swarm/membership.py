@@ -74,6 +74,7 @@ class Membership:
         self._new_swarm = new_swarm
         self._memory = memory
         self._others = others
+        self._through: Sequence[Address] = ()  # the addresses by which it joined
         self._is_new = asyncio.Event()
         self.arrived = asyncio.Event()
 
@@ -89,6 +90,7 @@ class Membership:
                     addresses=format_addresses(addresses[:1]),
                     contacts=len(self._dht.contacts()),
                 )
+                self._through = addresses
                 if not self.arrived.is_set():
                     await self.check_model()
                 self.arrived.set()
@@ -141,9 +143,10 @@ class Membership:
     async def check_model(self) -> None:
         """Raise ModelError if the network has swarms but none for this peer, unless it is to found one.
 
-        So a mistyped --model founds no second swarm unnoticed.
+        So a mistyped --model founds no second swarm unnoticed. Whoever joined nobody founds its own network,
+        and strangers that come to it have no say in that.
         """
-        if self._new_swarm:
+        if self._new_swarm or not self._through:
             return
         (served, hidden), claims = await asyncio.gather(self._index(), self._read(leader_key(self._swarm)))
         if claims or self._swarm in served or self._swarm in hidden or not (served or hidden):
@@ -153,8 +156,7 @@ class Membership:
         keys = [directory_key(self._swarm, self._node_id, bits) for bits in all_bits]
         if any(await asyncio.gather(*(self._read(key) for key in keys))):
             return
-        through = self._bootstrap or tuple(self._memory.peers)
-        network = f"the network at {format_addresses(through[:1])}"
+        network = f"the network at {format_addresses(self._through[:1])}"
         own = f"{self._model.model} ({self._model.fingerprint[:8]})"
         if self._secret is not None:
             raise ModelError(

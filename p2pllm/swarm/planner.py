@@ -13,10 +13,11 @@ from typing import Literal, TypeAlias
 
 from p2pllm.errors import ModelError
 from p2pllm.scheduling import (
-    Assignment,
+    Decision,
     Join,
     Mend,
     Network,
+    Nothing,
     Offer,
     PeerId,
     Replan,
@@ -25,25 +26,17 @@ from p2pllm.scheduling import (
     State,
     decide,
     mend,
-    place,
 )
 from p2pllm.swarm.latency import PREFIX
 from p2pllm.swarm.members import Roster, assignment_of
+from p2pllm.swarm.occasions import Arrivals, Requests
+from p2pllm.swarm.placing import Facts, Place, Question, place_now
 from p2pllm.swarm.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import PeerState
 
-__all__ = ["Facts", "NewPlan", "Planner", "Reason"]
+__all__ = ["NewPlan", "Planner", "Reason"]
 
 Reason: TypeAlias = Literal["joined", "mended", "renewed", "requested", "unbalanced", "uncovered"]
-
-QUIET_S = 0.3
-"""While the swarm serves nobody, peers that arrive within so long of each other are placed together."""
-
-PATIENCE_S = 0.8
-"""But the first of them waits no longer than this."""
-
-REQUEST_S = 5.0
-"""The least time between two placements that operators ask for."""
 
 RENEW_S = 2.0
 """The least time between two issues of the same slices."""
@@ -65,15 +58,6 @@ class NewPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a placement was made from: the live peers, the ways between them, and who held what."""
-
-    states: tuple[PeerState, ...]
-    network: Network
-    today: Assignment
-
-
-@dataclass(frozen=True, slots=True)
 class _Draft:
     """What a plan is to say, and of which placement it is, if of any."""
 
@@ -83,13 +67,31 @@ class _Draft:
     score: float = 0.0
 
 
+@dataclass(slots=True)
+class _Placement:
+    """One that is being made: why, and what to go back to if there is none."""
+
+    reason: Reason
+    before: State
+    question: Question | None = None
+
+
 class Planner:
     """What the leader of one epoch decides, tick by tick."""
 
     def __init__(
-        self, own: PeerId, layers: int, epoch: int, *, number: int = 0, rules: Rules | None = None
+        self,
+        own: PeerId,
+        layers: int,
+        epoch: int,
+        *,
+        number: int = 0,
+        rules: Rules | None = None,
+        place: Place = place_now,
     ) -> None:
-        """``number`` is the highest that ``own`` has given to a plan."""
+        """``number`` is the highest that ``own`` has given to a plan. Until ``place`` has an answer there is
+        no other plan.
+        """
         self._own = own
         self._layers = layers
         self._epoch = epoch
@@ -97,17 +99,19 @@ class Planner:
         """Of the last placement; None before the first one."""
         self._number = number
         self._rules = rules or Rules()
+        self._place = place
+        self._placement: _Placement | None = None
         self._state: State | None = None
         self._began_s, self._issued_s = math.inf, -math.inf
-        self._arrivals = _Arrivals()
-        self._requests = _Requests()
+        self._arrivals = Arrivals()
+        self._requests = Requests()
         self._hopeless: tuple[tuple[Offer, ...], str] | None = None  # who cannot be placed, and why
         self._problem = ""
 
     @property
     def waits(self) -> bool:
-        """Whether more peers may be about to arrive: to be asked again soon."""
-        return self._arrivals.waits
+        """Whether more peers may be about to arrive, or a placement to be done: to be asked again soon."""
+        return self._arrivals.waits or self._placement is not None
 
     def plan(
         self,
@@ -122,19 +126,20 @@ class Planner:
         """
         roster = Roster.of(self._layers, states)
         self._requests.note(states)
-        if self._arrivals.settling(now, roster):
+        if self._arrivals.settling(now, roster) and self._placement is None:
             return None
         self._began_s = min(self._began_s, now)
-        requested = self._requests.due(now)
         slices = roster.planned(current.slices) if current is not None else ()
-        reason, draft, problem = self._decided(now, roster, slices, current, network, requested=requested)
+        reason, draft, problem = self._decided(now, roster, slices, current, network)
+        if self._placement is not None:
+            return None
         if draft is None and current is not None and self._fades(now, roster, slices, current):
             reason, draft = "renewed", _extended(current, slices, ())
         is_news, self._problem = problem not in ("", self._problem), problem
         if draft is None:
             return NewPlan(None, reason, problem) if is_news else None
         # Where nobody is served nobody can be interrupted. Who was allowed to go on is allowed to finish.
-        force = not roster.serves or (requested and self._requests.force)
+        force = not roster.serves or (reason == "requested" and self._requests.force)
         force |= current is not None and current.force and not all(roster.holds(p, "ready") for p in slices)
         return NewPlan(self._issued(now, roster, draft, force=force), reason, problem if is_news else "")
 
@@ -156,29 +161,36 @@ class Planner:
         slices: tuple[Slice, ...],
         current: SwarmPlan | None,
         network: Callable[[], Network],
-        *,
-        requested: bool,
     ) -> tuple[Reason, _Draft | None, str]:
         """Why and what to plan, if anything, and why peers cannot be placed, if they cannot."""
-        before = self._state or self._first_state(now, roster, current)
-        decision, self._state = decide(
-            self._layers, roster.members, slices, before, now, rules=self._rules, requested=requested
-        )
+        decision: Decision = Nothing()
         reason: Reason = "renewed"
         problem = ""
-        if isinstance(decision, Replan):
-            reason = decision.reason
+        if self._placement is None:
+            before = self._state or self._first_state(now, roster, current)
+            requested = self._requests.due(now)
+            decision, self._state = decide(
+                self._layers, roster.members, slices, before, now, rules=self._rules, requested=requested
+            )
+            if isinstance(decision, Replan):
+                self._placement = _Placement(decision.reason, before)
+        if (placement := self._placement) is not None:
+            reason = placement.reason
             try:
-                draft = self._placed(roster, slices, network)
+                draft = self._placed(placement, roster, slices, network)
             except ModelError as error:
                 problem = str(error)
             else:
-                stays = set(draft.slices) == set(slices) and not requested
+                if draft is None:
+                    return reason, None, ""
+                self._placement = None
+                stays = set(draft.slices) == set(slices) and reason != "requested"
                 return reason, None if stays else draft, ""
+            self._placement = None
             # Nobody was placed, so a peer that is lacking need not wait for the next placement. But loads
             # that are uneven because of pinned peers stay so, and are not looked at again so soon.
             if reason != "unbalanced":
-                self._state = before
+                self._state = placement.before
             decision = mend(self._layers, roster.members, slices)
         if isinstance(decision, Join):
             return "joined", _extended(current, slices, decision.slices), problem
@@ -188,23 +200,42 @@ class Planner:
             return "mended", _Draft(staying + decision.slices), problem
         return reason, None, problem
 
-    def _placed(self, roster: Roster, slices: Sequence[Slice], network: Callable[[], Network]) -> _Draft:
-        """Phase 1 for all that may be placed. Raises ModelError if they cannot hold the model."""
+    def _placed(
+        self,
+        placement: _Placement,
+        roster: Roster,
+        slices: Sequence[Slice],
+        network: Callable[[], Network],
+    ) -> _Draft | None:
+        """Phase 1 for all that may be placed; None as long as it is being made.
+
+        Who has gone meanwhile is left out, and what that leaves open is mended. Raises ModelError if they
+        cannot hold the model.
+        """
+        if placement.question is None:
+            placement.question = self._question(roster, slices, network)
+        try:
+            plan = self._place(placement.question)
+        except ModelError as error:
+            self._hopeless = placement.question.offers, str(error)
+            raise
+        if plan is None:
+            return None
+        self.facts = placement.question.facts
+        placed = plan.assignment.slices
+        kept = roster.holdable(placed)
+        return _Draft(placed, plan.k, plan.stages, plan.z) if len(kept) == len(placed) else _Draft(kept)
+
+    def _question(self, roster: Roster, slices: Sequence[Slice], network: Callable[[], Network]) -> Question:
+        """What to place. Raises ModelError if it is known that there is no answer."""
         offers = roster.offers
+        if not offers:
+            raise ModelError("all peers have chosen their layers: start one without --layers")
         if self._hopeless is not None and self._hopeless[0] == offers:
             raise ModelError(self._hopeless[1])
-        try:
-            if not offers:
-                raise ModelError("all peers have chosen their layers: start one without --layers")
-            regions = {offer.peer: offer.region for offer in offers}
-            today = assignment_of(self._layers, [*slices, *roster.unplanned(slices)], regions)
-            facts = Facts(tuple(roster.states.values()), network(), today)
-            plan = place(self._layers, offers, facts.network, today=today)
-        except ModelError as error:
-            self._hopeless = offers, str(error)
-            raise
-        self.facts = facts
-        return _Draft(plan.assignment.slices, plan.k, plan.stages, plan.z)
+        regions = {offer.peer: offer.region for offer in offers}
+        today = assignment_of(self._layers, [*slices, *roster.unplanned(slices)], regions)
+        return Question(self._layers, offers, Facts(tuple(roster.states.values()), network(), today))
 
     def _fades(self, now: float, roster: Roster, slices: Sequence[Slice], current: SwarmPlan) -> bool:
         """Whether a plan is to be issued again as it is: its leader is gone and its records with it, or a
@@ -243,51 +274,3 @@ def _extended(current: SwarmPlan | None, slices: tuple[Slice, ...], joined: tupl
     if current is None or len(slices) < len(current.slices):
         return _Draft(slices + joined)
     return _Draft(slices + joined, current.replicas, current.stages, current.score)
-
-
-class _Arrivals:
-    """Lets peers that start together be placed together."""
-
-    def __init__(self) -> None:
-        self.waits = False
-        """Whether somebody waits for others."""
-        self._known: frozenset[PeerId] = frozenset()
-        self._first_s = self._last_s = -math.inf  # when those arrived who wait
-
-    def settling(self, now: float, roster: Roster) -> bool:
-        """Whether more peers may be about to arrive while nobody is served."""
-        present = frozenset(member.offer.peer for member in roster.standing)
-        if present - self._known:
-            self._last_s = now
-            self._first_s = self._first_s if self.waits else now
-            self.waits = True
-        self._known = present
-        quiet = now - self._last_s >= QUIET_S or now - self._first_s >= PATIENCE_S
-        self.waits = self.waits and not quiet and not roster.serves
-        return self.waits
-
-
-class _Requests:
-    """Counts what operators ask for; what was asked before this leader came is done, or asked for again."""
-
-    def __init__(self) -> None:
-        self.force = False
-        """Whether a request that was due allows interruptions."""
-        self._counts: dict[PeerId, int] = {}
-        self._open: set[bool] = set()  # forces of requests
-        self._due_s = -math.inf
-
-    def note(self, states: Sequence[PeerState]) -> None:
-        """Compare the peers' counters with what they were."""
-        for state in states:
-            if state.body.replans > self._counts.get(state.peer, state.body.replans):
-                self._open.add(state.body.force)
-        self._counts = {state.peer: state.body.replans for state in states}
-
-    def due(self, now: float) -> bool:
-        """Whether to place everybody anew now: true once for all requests since the last time."""
-        if not self._open or now - self._due_s < REQUEST_S:
-            return False
-        self.force, self._due_s = True in self._open, now
-        self._open.clear()
-        return True

@@ -24,6 +24,7 @@ from p2pllm.swarm.gossip import Gossiper
 from p2pllm.swarm.leadership import Leadership
 from p2pllm.swarm.leading import Leading
 from p2pllm.swarm.membership import Membership, Memory
+from p2pllm.swarm.placing import Placing
 from p2pllm.swarm.prober import Prober
 from p2pllm.swarm.publisher import Publisher
 from p2pllm.swarm.swarm_plan import SwarmPlan
@@ -73,7 +74,12 @@ class Swarm:
         self.id = swarm
         self.own: PeerId = identity.peer_id
         self.view = View(swarm, secret)
-        self.leadership = Leadership(self.own, model.layers, epoch=remembered.epoch)
+        self.leadership = Leadership(
+            self.own,
+            model.layers,
+            epoch=remembered.epoch,
+            place=Placing(self._placed),
+        )
         self._dht = dht
         self._model = model
         self._prober = prober
@@ -234,6 +240,9 @@ class Swarm:
         if after is not None and (before is None or before.body.addresses != after.body.addresses):
             self._dht.moved(bytes.fromhex(record.peer_id), after.body.addresses)
         return True
+
+    def _placed(self) -> None:
+        self._leading.soon()
 
     # What goes out
 

@@ -5,7 +5,7 @@ had first and reads both, so order holds in each direction with nothing to negot
 have lost frames, so it takes the whole link down: whoever uses the link hears of it once, and none of its
 sessions waits for a frame that will never come.
 
-Whoever sends faster than it may is not read for a moment, and TCP holds it back.
+Whoever sends more than it may, by the work it is, is not read for a moment, and TCP holds it back.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ MAX_SOCKETS = 3
 MAX_QUEUED_FRAMES = 4096
 """Frames that may wait for one peer; their bytes are bounded by the largest frame."""
 
-_QUOTA_FRAMES = 250
-_QUOTA_S = 0.025
-"""Frames in so many seconds that one peer may send: some ms of work, and many times what chains need."""
+_WORK_S = 0.01
+_WORK_PERIOD_S = 0.025
+"""Seconds of work in so many seconds that one peer may give us: many times what chains need."""
+
+_FRAME_S = 40e-6
+"""The least that a frame counts for: most of the work of a small one is done before we see it."""
 
 _LARGE_BYTES = 128 * 1024
 """A frame from this size on tells how fast the way to the peer is."""
@@ -73,7 +76,7 @@ class Link:
         self._on_down = on_down
         self._sockets: dict[Socket, sockets.socket] = {}
         self._gauge = Gauge()
-        self._quota = Quota(_QUOTA_FRAMES, _QUOTA_S)
+        self._quota = Quota(_WORK_S, _WORK_PERIOD_S)
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_FRAMES)
         self._outbox_bytes = 0
         self._room = asyncio.Event()
@@ -174,8 +177,12 @@ class Link:
         try:
             while not self._ended:
                 received = await socket.receive()
+                work = _FRAME_S
                 if received.type is WSMsgType.BINARY:
+                    # Not what passes meanwhile: others may be at work on this machine.
+                    started = time.thread_time()
                     self._receive(decode(received.data, self._limits))
+                    work = max(work, time.thread_time() - started)
                 elif received.type is WSMsgType.PING:
                     with contextlib.suppress(OSError):
                         async with asyncio.timeout(self._stall_s):
@@ -184,7 +191,7 @@ class Link:
                     raise FrameError("text instead of a frame")
                 elif received.type is not WSMsgType.PONG:
                     self._end(str(received.extra or received.data or "closed"), still_open=socket)
-                pause = self._quota.take(time.monotonic())
+                pause = self._quota.take(work, time.monotonic())
                 if pause > 0.0:
                     await asyncio.sleep(pause)
         except FrameError as error:

@@ -19,6 +19,7 @@ from p2pllm.transport.schema import (
     boolean,
     choice,
     integer,
+    integers,
     items,
     matching,
     octets,
@@ -72,7 +73,7 @@ _PeerOrNone: TypeAlias = Annotated[str, _peer_or_none]
 _Session: TypeAlias = Annotated[str, matching(r"[0-9A-Za-z_-]{1,64}", "a session id")]
 _StageIndex: TypeAlias = Annotated[int, integer(0, MAX_STAGES - 1)]
 _Count: TypeAlias = Annotated[int, _count]
-_TokenIds: TypeAlias = Annotated[tuple[int, ...], items(_count, MAX_CHUNK_TOKENS, least=1)]
+_TokenIds: TypeAlias = Annotated[tuple[int, ...], integers(0, _INT32, MAX_CHUNK_TOKENS, least=1)]
 _Flag: TypeAlias = Annotated[bool, boolean]
 _Reason: TypeAlias = Annotated[str, printable(300)]
 _Nonce: TypeAlias = Annotated[int, integer(0, 2**64 - 1)]
@@ -97,7 +98,7 @@ class Open:
     top_p: Annotated[float, real(0.0, 1.0)]
     top_k: _Count
     seed: Annotated[int, integer(-(2**63), 2**64 - 1)]
-    eos: Annotated[tuple[int, ...], items(_count, 64)]
+    eos: Annotated[tuple[int, ...], integers(0, _INT32, 64)]
     limit: _Count
     lease_s: Annotated[float, real(0.0, 3600.0)]
 

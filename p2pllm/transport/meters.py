@@ -1,4 +1,4 @@
-"""How much comes in from a peer, and how fast things get to it: counting only, the caller tells the time."""
+"""What a peer costs, and how fast things get to it: counting only, the caller tells the time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _MAX_WAITING = 64
 
 
 class Quota:
-    """At most ``most`` events in each ``period`` seconds."""
+    """At most ``most`` of something in each ``period`` seconds; the last that is begun may be finished."""
 
-    def __init__(self, most: int, period: float) -> None:
+    def __init__(self, most: float, period: float) -> None:
         self._most = most
         self._period = period
         self._left = most
         self._ends = 0.0
 
-    def take(self, now: float) -> float:
-        """Count one event; return how many seconds from ``now`` on there may be no other."""
+    def take(self, cost: float, now: float) -> float:
+        """Count what something has cost; return how many seconds from ``now`` on there may be no more."""
         if now >= self._ends:
             self._left, self._ends = self._most, now + self._period
-        self._left -= 1
-        return 0.0 if self._left > 0 else self._ends - now
+        self._left -= cost
+        return 0.0 if self._left > 0.0 else self._ends - now
 
 
 class Gauge:

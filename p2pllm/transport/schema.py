@@ -14,6 +14,7 @@ __all__ = [
     "boolean",
     "choice",
     "integer",
+    "integers",
     "items",
     "matching",
     "octets",
@@ -57,6 +58,19 @@ def integer(low: int, high: int) -> Check:
     def check(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise FrameError(f"expected an integer from {low} to {high}")
+        return value
+
+    return check
+
+
+def integers(low: int, high: int, most: int, least: int = 0) -> Check:
+    """Return a check for a tuple of ``least`` to ``most`` ints in ``[low, high]``, thousands in microseconds."""
+
+    def check(value: object) -> tuple[int, ...]:
+        if not isinstance(value, tuple) or not least <= len(value) <= most:
+            raise FrameError(f"expected {least} to {most} integers")
+        if not set(map(type, value)) <= {int} or (value and not low <= min(value) <= max(value) <= high):
+            raise FrameError(f"expected integers from {low} to {high}")
         return value
 
     return check

@@ -21,6 +21,9 @@ __all__ = ["Server", "serve"]
 _DRAIN_S = 1.0
 """How long handlers may go on once the server closes; then they are cancelled."""
 
+_IDLE_S = 10.0
+"""How long a connection may be open without a whole request, be it the first or a further one."""
+
 _TLS_HANDSHAKE_S = 3.0
 _TLS_SHUTDOWN_S = 1.0
 _BACKLOG = 128
@@ -72,7 +75,13 @@ async def serve(
         sockets = await _listen(hosts, port, flag)
         for listening in sockets:
             stack.callback(listening.close)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_DRAIN_S)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=_IDLE_S,
+            shutdown_timeout=_DRAIN_S,
+        )
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         http = cast(web.Server, runner.server)

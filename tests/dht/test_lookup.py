@@ -38,8 +38,10 @@ class Web:
         return web
 
     def answer(self, asked: Contact, target: bytes) -> Answer | None:
+        """Whoever is at the address answers, as itself."""
         self.asked.append(asked)
-        return None if asked in self.dead else (asked, nearest(self.knows[asked], target, 20))
+        real = next((one for one in self.contacts if one.address == asked.address), None)
+        return None if real is None or real in self.dead else (real, nearest(self.knows[real], target, 20))
 
     async def find(self, target: bytes, start: list[Contact]) -> list[Contact]:
         async def ask(contact: Contact) -> Answer | None:
@@ -77,6 +79,18 @@ async def test_one_who_names_made_up_neighbours_cannot_use_up_the_search() -> No
     found = await web.find(target, [liar, *web.contacts[:3]])
     assert found == nearest(set(web.contacts), target, 8)
     assert 3 <= sum(one in fakes for one in web.asked) <= 3 + 4, "after three duds only what was under way"
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_one_who_names_true_addresses_under_far_ids_cannot_hide_who_is_there(seed: int) -> None:
+    web = Web.of(100, seed)
+    target = web.rng.randbytes(20)
+    liar, *others = web.contacts
+    far = bytes(byte ^ 0xFF for byte in target)
+    hidden = nearest(set(others), target, 20)
+    web.knows[liar] = {Contact(far[:19] + bytes([n]), *one.address) for n, one in enumerate(hidden)}
+    found = await web.find(target, [liar, *web.rng.sample(others, 3)])
+    assert found == nearest(set(web.contacts), target, 8)
 
 
 def test_two_addresses_for_one_id_do_not_stop_the_search() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from support.bodies import METRICS, PEER, SWARM
 
-from p2pllm.dht.storage import MAX_PER_KEY, REMEMBER_S, Records
+from p2pllm.dht.storage import REMEMBER_S, Records
 from p2pllm.errors import RecordError
 from p2pllm.identity import Identity
 from p2pllm.records import Body, directory_key, seal
@@ -168,13 +168,57 @@ def test_a_source_cannot_use_up_the_room_of_others() -> None:
     assert records.accept(KEY, sealed(2, seq=2), 5.0, source="greedy", now=10.0)
 
 
+CROWD = [Identity.from_seed(number.to_bytes(32)) for number in range(1, 40)]
+
+
+def offer(records: Records, owner: int, source: str, body: Body = METRICS, now: float = 0.0) -> bool:
+    raw = seal(CROWD[owner], body, swarm=SWARM, seq=1, ttl=5.0)
+    return records.accept(KEY, raw, 5.0, source=source, now=now)
+
+
+def held_from(records: Records, owners: range) -> set[int]:
+    """Which of these owners have a record there."""
+    keys = {record.public_key for record, _ in records.live(KEY, 0.0)}
+    return {owner for owner in owners if CROWD[owner].public_key in keys}
+
+
 def test_a_key_has_a_bound() -> None:
-    records = Records()
-    seeds = (number.to_bytes(32) for number in range(1, MAX_PER_KEY + 2))
-    raws = (seal(Identity.from_seed(seed), METRICS, swarm=SWARM, seq=1, ttl=5.0) for seed in seeds)
-    taken = [records.accept(KEY, raw, 5.0, source=str(n), now=0.0) for n, raw in enumerate(raws)]
-    assert taken == [True] * MAX_PER_KEY + [False]
-    assert len(records) == MAX_PER_KEY
+    records = Records(max_per_key=8)
+    assert [offer(records, n, str(n)) for n in range(9)] == [True] * 8 + [False]
+    assert len(records) == 8
+
+
+@pytest.mark.parametrize("bound", ["max_per_key", "max_records"])
+def test_a_crowd_cannot_shut_others_out(bound: str) -> None:
+    """Two sources have used up all the room. Who comes takes the oldest of what the greedier one has."""
+    records = Records(**{bound: 12})
+    assert all(offer(records, n, "one") for n in range(7))
+    assert all(offer(records, n, "other") for n in range(7, 12))
+    assert offer(records, 12, "modest")
+    assert held_from(records, range(13)) == {*range(1, 13)}
+    assert offer(records, 13, "modest")
+    assert held_from(records, range(14)) == {*range(2, 14)}
+    assert len(records) == 12
+    assert not offer(records, 14, "one"), "who has most gets no more"
+    assert not offer(records, 0, "modest"), "what had to go is remembered like what expired"
+    forged = seal(CROWD[20], METRICS, swarm=SWARM, seq=1, ttl=5.0)[:-1] + b"\0"
+    with pytest.raises(RecordError, match="signature"):
+        records.accept(KEY, forged, 5.0, source="forger", now=0.0)
+    assert len(records) == 12, "and nothing goes for what is not valid"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 38)), max_size=120))
+def test_whoever_wants_little_gets_it_whatever_others_want(offers: list[tuple[str, int]]) -> None:
+    """Of five sources each has a fifth of the room for sure."""
+    records = Records(max_records=10)
+    mine = Identity.from_seed(bytes([99] * 32))
+    for raw in (seal(mine, body, swarm=SWARM, seq=1, ttl=5.0) for body in (METRICS, PEER)):
+        assert records.accept(KEY, raw, 5.0, source="me", now=0.0)
+    for source, owner in offers:
+        offer(records, owner, source)
+        assert len(records) <= 10
+    kinds = {record.kind for record, _ in records.live(KEY, 0.0) if record.public_key == mine.public_key}
+    assert kinds == {"metrics", "peer"}
 
 
 def test_a_later_page_holds_only_what_is_new() -> None:

@@ -152,6 +152,7 @@ async def test_six_unlike_peers_survive_one_loss_after_another(tmp_path: Path, r
             began = time.monotonic()
             await until_answered(entry)
             print(f"{what}: first answer after {time.monotonic() - began:.2f} s")
+            await until(entry, lambda seen: {peer["peer"] for peer in seen["peers"]} == set(peers))
 
         async def until_answered(entry: str) -> None:
             async with asyncio.timeout(60):

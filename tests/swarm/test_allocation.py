@@ -314,6 +314,17 @@ def test_of_a_slice_in_many_pieces_a_record_never_tells_more_than_it_can() -> No
     assert mine.step(2.1, other, nobody) == (load(10, 12),)
 
 
+def test_a_middle_part_that_is_wanted_back_while_it_drains_is_told_of_in_parts() -> None:
+    mine = settled(allocation(), (0, 5), (8, 10))
+    other = [state("other", 12, (0, 12))]
+    mine.step(0.0, other, nobody)
+    assert shown(mine) == [(0, 5, "draining"), (8, 10, "ready")]
+    mine.follow(plan_of(me=(2, 4)))
+    mine.step(0.5, other, nobody)
+    assert shown(mine) == [(0, 2, "draining"), (2, 5, "ready"), (8, 10, "draining")]
+    assert mine.step(2.4, other, nobody) == (), "what was said before counts no more"
+
+
 def test_a_middle_part_is_freed_piece_by_piece() -> None:
     mine = settled(allocation(), (0, 5), (8, 10))
     other = [state("other", 12, (0, 12))]

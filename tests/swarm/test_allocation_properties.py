@@ -243,3 +243,30 @@ def test_peers_that_all_hold_the_same_never_all_drop_it(seed: int, count: int, l
         slices = {name: world.rng.choice(world.windows(peer)) for name, peer in world.peers.items()}
         world.issue({name: span for name, span in slices.items() if world.rng.random() < 0.8})
         world.pass_time(world.rng.choice([0.5, 1.0, 1.5, 2.5, 4.0]))
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 17), st.integers(1, 9), st.sampled_from([0.5, 3.0, 7.0])), max_size=8)
+)
+def test_a_record_has_room_for_what_plans_that_follow_each_other_leave(
+    plans: list[tuple[int, int, float]],
+) -> None:
+    layers = 18
+    other = Peer("o", layers, Capacity.same(layers), None)
+    other.allocation.loaded(Slice(other.name, 0, layers))
+    mine = Peer("me", layers, Capacity.same(layers), None)
+    mine.sessions = 1  # so that what drains goes on doing so
+    now, rng = 0.0, random.Random(len(plans))
+    for number, (start, length, seconds) in enumerate(plans):
+        entry = PlanEntry(full("me")[:16], start, min(start + length, layers), mine.allocation.generation)
+        mine.allocation.follow(SwarmPlan(full("z"), 1, number, 0, 0, 0.0, False, (entry,)))
+        until = now + seconds
+        while now < until:
+            now += STEP_S
+            other.say(now)
+            heard = other.heard(now, 0.0)
+            assert heard is not None
+            mine.act(now)
+            mine.begin(now, mine.allocation.step(now, [heard], mine.count), rng)
+            assert len(mine.allocation.spans()) <= 3

@@ -78,6 +78,15 @@ def test_after_a_lease_of_silence_peers_stand_in_order_of_their_ids(own: str, st
     assert election.tick(10.0 + stands_s, eligible, joined=True) == 9
 
 
+def test_ids_that_somebody_made_up_do_not_put_a_takeover_off() -> None:
+    election = Election("a")
+    eligible = {"a", "leader", *(f"z{number}" for number in range(4000))}
+    election.hear("leader", ClaimBody(8, 0), 1, 0.0)
+    election.tick(0.0, eligible, joined=True)
+    assert election.tick(10.9, eligible, joined=True) is None
+    assert election.tick(11.0, eligible, joined=True) == 9
+
+
 def test_only_claims_with_newer_numbers_keep_a_leader() -> None:
     election = Election("a")
     election.hear("b", ClaimBody(1, 0), 7, 0.0)

@@ -55,6 +55,17 @@ def test_a_lone_peer_claims_at_once_and_plans_within_a_second() -> None:
     assert mine.plan.key == (5, full("a"), 1)
 
 
+def test_a_leader_that_is_not_in_the_view_yet_has_its_epoch_all_the_same() -> None:
+    mine = Leadership(full("a"), LAYERS)
+    assert mine.led_epoch == 0
+    mine.hear(full("b"), ClaimBody(7, 2), 1, 0.0)
+    tick(mine, 0.0, SERVING[:1])
+    assert (mine.leader, mine.led_epoch) == (full("b"), 7)
+    alone = Leadership(full("a"), LAYERS, epoch=4)
+    tick(alone, 0.0, SERVING[:1])
+    assert (alone.leader, alone.led_epoch) == (full("a"), 5)
+
+
 def test_a_plan_is_published_again_while_its_leader_leads() -> None:
     mine = Leadership(full("a"), LAYERS)
     due = [now for now in range(26) if tick(mine, float(now), [state("a", LAYERS)]).plans]

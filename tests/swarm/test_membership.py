@@ -105,6 +105,15 @@ async def test_the_first_peer_founds_a_network() -> None:
     assert first.arrived.is_set()
 
 
+async def test_strangers_that_come_to_a_founder_cannot_end_it() -> None:
+    dht = FakeDht()
+    dht.index(OTHER_MODEL)
+    first = member(dht, memory=Memory(FRIEND))
+    await first.join()
+    await first.check_model()
+    assert first.arrived.is_set()
+
+
 async def test_who_cannot_reach_anybody_has_not_arrived() -> None:
     dht = FakeDht()
     lost = member(dht, BOOT, memory=Memory(FRIEND))

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from support.states import full, plan_of, state
 
+from p2pllm.errors import ModelError
 from p2pllm.records import PlanEntry
-from p2pllm.scheduling import Assignment, Capacity, Network, Pipeline, Slice, place
+from p2pllm.scheduling import Assignment, Capacity, Network, Pipeline, Plan, Slice, place
 from p2pllm.swarm.latency import UNMEASURED, latency_of
 from p2pllm.swarm.members import Roster, assignment_of, offer_of
+from p2pllm.swarm.placing import Question, place_now
 from p2pllm.swarm.planner import NewPlan, Planner
 from p2pllm.swarm.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import PeerState
@@ -296,3 +298,97 @@ def test_slices_line_up_to_the_pipelines_that_they_were_placed_in() -> None:
     found = assignment_of(12, ends, dict.fromkeys("abcd", "eu"))
     assert found == Assignment((Pipeline(("eu",), (ends[0], ends[2])),), (ends[1], ends[3]))
     assert assignment_of(13, ends[:1], {"a": "eu"}) == Assignment((Pipeline(("eu",), (ends[0],)),))
+
+
+class Slow:
+    """A placement that takes its time."""
+
+    def __init__(self) -> None:
+        self.questions: list[Question] = []
+        self.answers = 0
+
+    def __call__(self, question: Question) -> Plan | None:
+        self.questions.append(question)
+        if not self.answers:
+            return None
+        self.answers -= 1
+        return place_now(question)
+
+
+def test_a_placement_that_takes_long_is_asked_for_until_it_is_done_and_nothing_else_is_decided() -> None:
+    slow = Slow()
+    mine = Planner(full("me"), LAYERS, 1, place=slow)
+    peers = [state("a", 6), state("b", 6)]
+    assert mine.plan(0.0, peers, unmeasured, None) is None
+    for now in (0.3, 0.5, 0.7):
+        assert mine.plan(now, peers, unmeasured, None) is None
+        assert mine.waits
+    assert mine.plan(0.9, [*peers, state("new", 6)], unmeasured, None) is None, "who joins waits"
+    slow.answers = 1
+    news = mine.plan(1.1, [*peers, state("new", 6)], unmeasured, None)
+    assert len(slow.questions) == 5
+    assert set(slow.questions) == {slow.questions[0]}
+    assert news is not None
+    assert (news.reason, slices(news)) == ("uncovered", slices(planned(peers)))
+    assert mine.facts is slow.questions[0].facts
+    news = mine.plan(2.0, [*peers, state("new", 6)], unmeasured, news.plan)
+    assert news is not None
+    assert news.reason == "joined"
+
+
+def test_who_goes_while_a_placement_is_made_is_left_out_and_what_that_leaves_open_is_mended() -> None:
+    slow = Slow()
+    mine = Planner(full("me"), LAYERS, 1, place=slow)
+    peers = [state("a", 6), state("b", 6), state("c", 6)]
+    mine.plan(0.0, peers, unmeasured, None)
+    mine.plan(0.3, peers, unmeasured, None)
+    slow.answers = 1
+    news = mine.plan(0.5, [peers[0], peers[2], state("b", 2)], unmeasured, None)
+    assert "b" not in slices(news)
+    assert slices(news)
+    assert news is not None
+    assert news.plan is not None
+    assert news.plan.replicas == 0, "it is not what was placed any more"
+    news = mine.plan(1.0, [peers[0], peers[2], state("b", 2)], unmeasured, news.plan)
+    assert news is not None
+    covered = {layer for span in slices(news).values() for layer in range(*span)}
+    assert covered == set(range(LAYERS))
+
+
+def test_a_request_is_answered_once_however_long_that_takes() -> None:
+    slow = Slow()
+    mine = Planner(full("me"), LAYERS, 1, place=slow)
+    current = plan_of(a=(0, 12), leader="me")
+
+    def seen(now: float, replans: int) -> NewPlan | None:
+        states = [state("a", 12, (0, 12), replans=replans, force=True)]
+        return mine.plan(now, states, unmeasured, current)
+
+    assert seen(0.0, 1) is None
+    assert seen(1.0, 2) is None
+    assert seen(2.0, 2) is None
+    slow.answers = 1
+    news = seen(30.0, 2)
+    assert news is not None
+    assert news.plan is not None
+    assert (news.reason, news.plan.force) == ("requested", True)
+    assert seen(31.0, 2) is None
+
+
+def test_when_a_slow_placement_finds_nothing_what_can_be_done_is_done() -> None:
+    answers: list[str] = []
+
+    def slow(question: Question) -> Plan | None:
+        if answers:
+            raise ModelError(answers[0])
+        return None
+
+    mine = Planner(full("me"), LAYERS, 1, place=slow)
+    lacking = [state("a", 5)]
+    assert mine.plan(0.0, lacking, unmeasured, None) is None
+    assert mine.plan(0.3, lacking, unmeasured, None) is None
+    answers.append("7 layers are missing")
+    news = mine.plan(0.5, lacking, unmeasured, None)
+    assert news is not None
+    assert (news.reason, news.problem, slices(news)) == ("joined", "7 layers are missing", {"a": (0, 5)})
+    assert not mine.waits

@@ -356,6 +356,29 @@ async def test_who_sends_too_fast_is_held_back_and_loses_nothing(start, raw):
     assert peer.links.peers() == {stranger.peer_id, friend.id}
 
 
+async def test_who_makes_much_work_with_few_frames_is_held_back_too(start, raw):
+    done, finished, count = [], asyncio.Event(), 24
+
+    def work(sender, message):
+        started = time.thread_time()
+        while time.thread_time() - started < 0.005:
+            pass
+        done.append(message)
+        if len(done) == count:
+            finished.set()
+
+    peer = await start(on_message=work)
+    socket = await raw.link(peer, Identity.generate())
+    started = time.monotonic()
+    for number in range(count):
+        await socket.send_bytes(encode(Renew(f"s{number}")))
+    async with asyncio.timeout(DEADLINE_S):
+        await finished.wait()
+    # Two of them are as much as there may be in 25 ms; what comes last need not be waited for.
+    assert time.monotonic() - started >= (count // 2 - 2) * 0.025
+    assert done == [Renew(f"s{number}") for number in range(count)]
+
+
 async def test_pings_of_the_websocket_are_answered(start, raw):
     peer = await start()
     socket = await raw.link(peer, Identity.generate(), autoping=False)

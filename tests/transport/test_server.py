@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
+import ssl
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from p2pllm.errors import PortTakenError, UsageError
-from p2pllm.transport import serve
+from p2pllm.transport import make_certificate, serve
 
 DEADLINE_S = 20.0
+FULL_REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def has_ipv6():
@@ -145,6 +148,28 @@ async def test_a_handler_ends_when_its_client_goes_away():
         request.cancel()
         async with asyncio.timeout(DEADLINE_S):
             await cancelled.wait()
+    await server.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET", b"GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ", FULL_REQUEST])
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_who_asks_for_nothing_does_not_keep_a_connection(monkeypatch, said, encrypted):
+    monkeypatch.setattr("p2pllm.transport.server._IDLE_S", 0.1)
+    tls = make_certificate().server_context() if encrypted else None
+    server = await serve(app_with(hello), ["127.0.0.1"], 0, tls=tls)
+    trust_all = ssl.create_default_context()
+    trust_all.check_hostname, trust_all.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", server.port, ssl=trust_all if encrypted else None
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        with contextlib.suppress(ConnectionError):
+            for _ in range(3):  # a little more now and then keeps nothing open either
+                writer.write(said)
+                await asyncio.sleep(0.02)
+        answers = await reader.read()
+    assert answers.count(b"hello") == (3 if said == FULL_REQUEST else 0)
+    writer.close()
     await server.close()
 
 

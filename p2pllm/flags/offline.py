@@ -1,0 +1,101 @@
+"""Flags of the commands that need no peer: plan and bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from p2pllm.config import parse_seconds
+from p2pllm.errors import UsageError
+from p2pllm.flags.common import command, positive, typed
+
+__all__ = ["add_bench", "add_plan"]
+
+DHT_SCENARIOS = ("healthy", "idle", "killed25", "loss1", "loss5", "hostile10")
+
+
+def add_plan(commands: Any) -> None:
+    parser = command(
+        commands,
+        "plan",
+        "plan a swarm that a file describes",
+        "Work out which peers of CLUSTER.json would hold which layers, and the chain of a request. A small "
+        'file: {"model": {"layers": 32}, "network": {"same_region_s": 0.001}, "peers": '
+        '[{"id": "a", "region": "home", "capacity": 20, "tau_s": 0.02}, '
+        '{"id": "b", "region": "home", "capacity": 20, "tau_s": 0.02}]}. README.md has every key.',
+    )
+    parser.add_argument("cluster", type=Path, metavar="CLUSTER.json", help="model, peers and network")
+    parser.add_argument("--json", action="store_true", help="the plan as JSON")
+    parser.add_argument(
+        "--certify",
+        action="store_true",
+        help="say by how much an exact solver would do better: up to 32 peers, above 10 with the extra exact",
+    )
+
+
+def add_bench(commands: Any) -> None:
+    summary = "measure this program on this machine"
+    parser = commands.add_parser("bench", help=summary, description="Measure one part of p2pllm.")
+    parts = parser.add_subparsers(dest="what", metavar="WHAT", title="what to measure", required=True)
+    _add_bench_scheduling(parts)
+    _add_bench_dht(parts)
+
+
+def _add_bench_scheduling(parts: Any) -> None:
+    parser = command(
+        parts,
+        "scheduling",
+        "how long both phases take",
+        "Measure how long both phases take for swarms of 4 to 4096 peers; takes some 10 minutes.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw time against peers, also as .pdf or .svg; needs the extra plots",
+    )
+    parser.add_argument(
+        "--max-peers", type=typed(positive), default=4096, metavar="N", help="leave out larger swarms"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few fleets of few types: rough figures in a minute"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random fleets")
+
+
+def _add_bench_dht(parts: Any) -> None:
+    parser = command(
+        parts,
+        "dht",
+        "how fast peers hear of each other, and what that costs",
+        "Run a swarm of peers without a model on loopback, and measure how old what they know of each other "
+        "is, how long news take, and what all that costs each of them. Scenarios: healthy (it serves), idle, "
+        "killed25 (a quarter killed at once), loss1 and loss5 (so many per cent of the datagrams lost), "
+        "hostile10 (one node in ten lies).",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
+    parser.add_argument("--peers", type=typed(positive), default=64, metavar="N", help="of each swarm")
+    parser.add_argument(
+        "--scenarios",
+        type=typed(_scenarios),
+        default=DHT_SCENARIOS,
+        metavar="S[,S]",
+        help="one after the other; default: all",
+    )
+    parser.add_argument(
+        "--seconds", type=typed(parse_seconds), default=20.0, metavar="S", help="how long to watch each"
+    )
+    parser.add_argument(
+        "--processes", type=typed(positive), default=2, metavar="P", help="that share the peers"
+    )
+    parser.add_argument("--insecure-links", action="store_true", help="links without encryption")
+    parser.add_argument("--seed", type=int, default=0, help="of who the peers are, and of what befalls them")
+
+
+def _scenarios(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in DHT_SCENARIOS:
+            raise UsageError(f"{name!r} is no scenario: choose from {', '.join(DHT_SCENARIOS)}")
+    return names
