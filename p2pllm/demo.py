@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass

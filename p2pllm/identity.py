@@ -102,11 +102,12 @@ class HeldIdentity:
         held = 0
         with _directory_lock(self.path.parent):
             for path in self.path.parent.glob("identity-*.key"):
-                descriptor = os.open(path, os.O_RDWR)
-                try:
-                    held += not _try_lock(descriptor)
-                finally:
-                    os.close(descriptor)
+                with contextlib.suppress(OSError):  # what cannot be opened is nobody's of ours
+                    descriptor = os.open(path, os.O_RDWR)
+                    try:
+                        held += not _try_lock(descriptor)
+                    finally:
+                        os.close(descriptor)
         return held
 
     def close(self) -> None:

@@ -20,21 +20,23 @@ __all__ = ["MAX_PEERS", "Remembered"]
 MAX_PEERS: Final = 64
 """Addresses that are kept: enough that some still answer after weeks."""
 
-_MAX_EPOCH: Final = 2**53
+_MAX_NUMBER: Final = 2**53
 _MAX_BYTES: Final = 2**16
 
 log = structlog.get_logger()
 
 
 class Remembered:
-    """The highest ``epoch`` that this peer has seen of any leader, and where it found good ``peers``.
+    """The highest ``epoch`` that this peer has seen of any leader, the last number ``seq`` of its own
+    records, and where it found good ``peers``.
 
-    ``peers`` are (host, port), best first; of more than MAX_PEERS the first are kept. Both are replaced as a
+    ``peers`` are (host, port), best first; of more than MAX_PEERS the first are kept. All are replaced as a
     whole, so that one thread may save while another goes on.
     """
 
-    def __init__(self, path: Path, epoch: int = 0, peers: Sequence[Address] = ()) -> None:
+    def __init__(self, path: Path, epoch: int = 0, seq: int = 0, peers: Sequence[Address] = ()) -> None:
         self.epoch = epoch
+        self.seq = seq
         self.peers = peers
         self._path = path
         self._saving = threading.Lock()
@@ -63,15 +65,15 @@ class Remembered:
         """
         with self._saving:
             peers = [format_addresses([peer]) for peer in self.peers[:MAX_PEERS]]
-            state = {"epoch": self.epoch, "peers": peers}
+            state = {"epoch": self.epoch, "seq": self.seq, "peers": peers}
             try:
                 _write(self._path, json.dumps(state, indent=1).encode())
             except OSError as error:
                 log.warning("state_not_saved", path=str(self._path), reason=error.strerror)
 
 
-def _parse(packed: bytes) -> tuple[int, list[Address]]:
-    """Epoch and peers; ValueError if anything about the file is wrong."""
+def _parse(packed: bytes) -> tuple[int, int, list[Address]]:
+    """Epoch, number and peers; ValueError if anything about the file is wrong."""
     if len(packed) > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     try:
@@ -80,15 +82,24 @@ def _parse(packed: bytes) -> tuple[int, list[Address]]:
         raise ValueError("it is nested too deep") from None
     if not isinstance(state, dict):
         raise ValueError("it is not an object")
-    epoch, peers = state.get("epoch"), state.get("peers")
-    if type(epoch) is not int or not 0 <= epoch <= _MAX_EPOCH:  # a bool is an int to isinstance
-        raise ValueError("its epoch is not a whole number")
+    peers = state.get("peers")
     if not isinstance(peers, list) or not all(isinstance(peer, str) for peer in peers):
         raise ValueError("its peers are not a list of addresses")
     try:
-        return epoch, [parse_address(peer) for peer in peers[:MAX_PEERS]]
+        return (
+            _number(state, "epoch"),
+            _number(state, "seq"),
+            [parse_address(peer) for peer in peers[:MAX_PEERS]],
+        )
     except UsageError as error:
         raise ValueError(str(error)) from None
+
+
+def _number(state: dict[str, object], name: str) -> int:
+    number = state.get(name)
+    if type(number) is not int or not 0 <= number <= _MAX_NUMBER:  # a bool is an int to isinstance
+        raise ValueError(f"its {name} is not a whole number")
+    return number
 
 
 def _write(path: Path, content: bytes) -> None:

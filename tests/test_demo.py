@@ -14,7 +14,6 @@ from p2pllm.demo import share_of_memory
 from p2pllm.errors import ModelError
 from p2pllm.scheduling import ModelSize
 
-
 MIB = 2**20
 # A layer is 10 MiB with 1 MiB of KV reserve, each end 22 MiB; the workspace is 64 MiB.
 SIZE = ModelSize(

@@ -70,6 +70,13 @@ def test_each_holder_takes_the_first_free_identity_and_keeps_it(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.glob("*.key")) == ["identity-0.key", "identity-1.key"]
 
 
+def test_what_only_looks_like_an_identity_is_not_counted(tmp_path: Path) -> None:
+    with hold_identity(tmp_path) as held:
+        (tmp_path / "identity-5.key").mkdir()
+        (tmp_path / "identity-6.key").symlink_to(tmp_path / "gone")
+        assert held.local_peers == 1
+
+
 def test_the_private_key_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     data_dir = tmp_path / "new" / "directory"
     with hold_identity(data_dir):

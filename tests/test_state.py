@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from p2pllm.state import MAX_PEERS, Remembered
 
 PEERS = [("192.0.2.1", 7600), ("2001:db8::1", 7601), ("example.org", 1)]
-GOOD = {"epoch": 3, "peers": ["192.0.2.1:7600", "[2001:db8::1]:7601", "example.org:1"]}
+GOOD = {"epoch": 3, "seq": 1800000000000, "peers": ["192.0.2.1:7600", "[2001:db8::1]:7601", "example.org:1"]}
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def test_a_peer_that_was_never_here_remembers_nothing(path: Path) -> None:
 
 def test_what_was_saved_is_remembered(path: Path) -> None:
     remembered = Remembered.load(path)
-    remembered.epoch, remembered.peers = 3, PEERS
+    remembered.epoch, remembered.seq, remembered.peers = 3, 1_800_000_000_000, PEERS
     remembered.save()
     assert json.loads(path.read_text()) == GOOD
     again = Remembered.load(path)
-    assert (again.epoch, list(again.peers)) == (3, PEERS)
+    assert (again.epoch, again.seq, list(again.peers)) == (3, 1_800_000_000_000, PEERS)
     again.epoch, again.peers = 4, ()
     again.save()
     assert (Remembered.load(path).epoch, list(Remembered.load(path).peers)) == (4, [])

@@ -42,6 +42,7 @@ class Memory:
     """What a member would keep on disk."""
 
     epoch: int = 0
+    seq: int = 0
     peers: Sequence[Address] = ()
 
     def save(self) -> None:

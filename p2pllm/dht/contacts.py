@@ -72,12 +72,15 @@ def network_of(host: str) -> str | bytes:
 def is_usable(host: str, *, loopback: bool = True) -> bool:
     """Whether datagrams to a numeric host reach one machine, the same from everywhere.
 
-    Not so are link-local hosts, which mean nothing without an interface, and IPv4 hosts in IPv6 clothes,
-    which would be a second name for each of them. ``loopback`` says whether that counts.
+    Not so are link-local hosts and whatever else names an interface, which mean nothing elsewhere, and IPv4
+    hosts in IPv6 clothes, which would be a second name for each of them. ``loopback`` says whether that
+    counts.
     """
     try:
         host_address = ipaddress.ip_address(host)
     except ValueError:
+        return False
+    if "%" in host:
         return False
     if host_address.is_loopback:
         return loopback

@@ -35,11 +35,11 @@ Answer = tuple[Contact, list[Contact]]
 class Lookup:
     """A search for the ``count`` nodes nearest to ``target`` (20 bytes), from the contacts of ``start``.
 
-    An address is asked once, whoever is said to live there, and as soon as the nearest of them is due: whoever
-    names it under a far id must not hide it. What a node says is believed until three of the contacts it named
-    did not answer: made-up contacts next to the target must not use up the search. A contact that ``is_fresh``
-    has answered just now: it counts, and is asked only if it is one of the three nearest, who know the
-    neighbourhood best.
+    An address is asked once, whoever is said to live there, and as soon as the nearest of them is due:
+    whoever names it under a far id must not hide it. What a node says is believed until three of the contacts
+    it named did not answer: made-up contacts next to the target must not use up the search. A contact that
+    ``is_fresh`` has answered just now: it counts, and is asked only if it is one of the three nearest, who
+    know the neighbourhood best.
     """
 
     def __init__(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from ipaddress import ip_address
 from typing import Final
 
 import structlog
@@ -27,6 +29,7 @@ from p2pllm.records import Record, open_record, peek
 __all__ = ["DhtNode"]
 
 RESOLVE_DEADLINE_S: Final = 2.0
+PUT_DEADLINE_S: Final = 1.25
 MAX_PER_SOURCE: Final = 512
 MAX_GOOD: Final = 64
 
@@ -108,8 +111,8 @@ class DhtNode:
     async def put(self, key: bytes, raw: bytes) -> int:
         """Publish a signed record under its key, in place of an older one; how many nodes hold it.
 
-        This node keeps it too, and counts when it is one of the nearest. RecordError if the record is not
-        valid.
+        This node keeps it too, and counts when it is one of the nearest; those that have not answered soon do
+        not, so that none of them can hold up the owner. RecordError if the record is not valid.
         """
         header = peek(raw)
         kept = self._records.accept(key, raw, header.ttl, source="", now=self._clock())
@@ -122,14 +125,22 @@ class DhtNode:
             for replica in replicas:
                 targets.setdefault(replica.id, (overlay, replica))
 
-        async def store(overlay: Overlay, replica: Contact) -> bool:
-            stored = await overlay.protocol.store(replica, key, raw, header.ttl)
-            if stored is None:
-                overlay.failed(key, replica)
-            return stored is True
+        stored: dict[Contact, bool] = {}
 
-        stored = await asyncio.gather(*(store(*target) for target in targets.values()))
-        return stored.count(True) + (kept and near)
+        async def store(overlay: Overlay, replica: Contact) -> None:
+            answer = None
+            try:
+                answer = await overlay.protocol.store(replica, key, raw, header.ttl)
+            finally:
+                if answer is None:
+                    overlay.failed(key, replica)
+            stored[replica] = answer is True
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PUT_DEADLINE_S), asyncio.TaskGroup() as storing:
+                for target in targets.values():
+                    storing.create_task(store(*target))
+        return sum(stored.values()) + (kept and near)
 
     async def read(self, key: bytes) -> list[Held]:
         """The newest live record of each (peer, kind) under ``key``, with the life it has left.
@@ -163,11 +174,13 @@ class DhtNode:
     def moved(self, node_id: bytes, addresses: Sequence[Address]) -> None:
         """A fresh signed record says where a node (20-byte id) is now.
 
-        If we know it elsewhere, we go and see: once it has proved to be there, that is where it is. Hosts
-        that are names are passed over.
+        If we know it elsewhere, or know hardly anybody, we go and see: once it has proved to be there, that
+        is where it is. Hosts that are names are passed over.
         """
         numeric = [
-            address for address in addresses[:_MAX_ADDRESSES_OF_PEER] if is_usable(address[0]) and address[1]
+            (str(ip_address(host)), port)  # as the system writes it in what it receives
+            for host, port in addresses[:_MAX_ADDRESSES_OF_PEER]
+            if is_usable(host) and port
         ]
         for overlay in self._overlays:
             if own := [address for address in numeric if family_of(address[0]) == overlay.family]:

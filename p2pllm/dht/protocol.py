@@ -16,6 +16,7 @@ from kademlia.node import Node
 from p2pllm.dht.answers import Answers, K
 from p2pllm.dht.contacts import Address, Contact, parse_contacts
 from p2pllm.dht.exchange import Exchange, Wrap
+from p2pllm.dht.limits import RateLimit
 from p2pllm.dht.lookup import Answer
 from p2pllm.dht.pages import Digest, Part, Slot, pack_slots, parse_digests, parse_records
 from p2pllm.dht.proof import PADDING, is_proven
@@ -27,6 +28,7 @@ from p2pllm.identity import Identity
 __all__ = ["RegistryProtocol"]
 
 FRESH_S: Final = 5.0
+FOLLOWS_PER_S: Final = 0.5
 
 _MAX_GREETINGS = 256
 
@@ -51,6 +53,7 @@ class RegistryProtocol(Exchange):
         self._answers = Answers(identity, storage, self.router, clock)
         self._on_contact = on_contact
         self._meeting = WeakValueDictionary[Address, asyncio.Lock]()
+        self._follows = RateLimit(FOLLOWS_PER_S)
         self._greetings: dict[Address, asyncio.Task[None]] = {}
 
     # Asking
@@ -168,11 +171,14 @@ class RegistryProtocol(Exchange):
     def moved(self, node_id: bytes, addresses: Iterable[Address]) -> None:
         """The owner of ``node_id`` says that it is at one of these addresses now, all of this family.
 
-        If we know it elsewhere, or know hardly anybody, we go and see.
+        If we know it elsewhere, or know hardly anybody, we go and see; not after each of many records, which
+        could send us anywhere.
         """
         known = self.router.get(node_id)
         addresses = list(addresses)
         if node_id == self._id or (known.address in addresses if known else len(self.router) >= K):
+            return
+        if not self._follows.allows(node_id, self._clock()):
             return
         for address in addresses:
             self._start(address, self._follow(Contact(node_id, *address)))

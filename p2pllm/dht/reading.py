@@ -1,7 +1,8 @@
 """Reading keys: what is new from one replica, checked against the digests of another.
 
 One replica alone could hide records, or just have missed them. What the second shows to be missing is picked
-from it. For a key that this node itself is a replica of, its own storage stands for the first.
+from it. For a key that this node itself is a replica of, its own storage stands for the first, once it holds
+anything: it may have come just now.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Reader:
     async def read(self, key: bytes) -> list[Held]:
         """The newest live record of each (peer, kind) under ``key``."""
         found = await self._replicas_of(key)
-        has_first = any(
+        has_first = bool(self._mirror.stored(key)) and any(
             overlay.is_near(key, replicas)
             for (overlay, *_), replicas in zip(self._overlays, found, strict=True)
         )

@@ -94,8 +94,9 @@ class Records:
         """Keep a record for at most ``life`` seconds; whether it is held now.
 
         Refused are records older than the one held or remembered, another one with the same number, and
-        newcomers for whom there is no room. Raises RecordError if it is not a valid record that belongs under ``key``,
-        ForgedRecordError if only its signature is wrong. The signature, the one costly check, comes last.
+        newcomers for whom there is no room. Raises RecordError if it is not a valid record that belongs under
+        ``key``, ForgedRecordError if only its signature is wrong. The signature, the one costly check, comes
+        last.
         """
         header = peek(raw)
         if not header.belongs_under(key):
@@ -166,7 +167,7 @@ class Records:
         return Page(items, since, more=False)
 
     def _in_the_way(self, key: bytes, source: Hashable) -> Sequence[tuple[bytes, Slot]] | None:
-        """What must go for a newcomer from ``source``, one record at most; None if there is no room for it."""
+        """What must go for a newcomer from ``source``, one record at most; None if it has to stay out."""
         if self._sources[source] >= self._max_per_source:
             return None
         if len(self._keys.get(key, ())) >= self._max_per_key:

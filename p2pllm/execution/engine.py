@@ -62,11 +62,13 @@ class Engine:
 
         reading = loop.run_in_executor(self._reading, self._read, start, end, report)
         try:
-            await asyncio.shield(reading)
+            await asyncio.wait({reading})
         except asyncio.CancelledError:
             stopped = True
             await asyncio.wait({reading})
+            reading.exception()  # that it was stopped is nobody's concern
             raise
+        reading.result()
 
     async def try_out(self, start: int, end: int) -> tuple[StepTimes, int]:
         """Decode a little. Returns the times of a step, and the KV bytes of one token in one layer.
@@ -134,5 +136,11 @@ class Engine:
 
     def _read(self, start: int, end: int, report: Callable[[int, int], None]) -> None:
         """On the reading thread."""
-        self._prepare().load(start, end, report)
+        try:
+            self._prepare().load(start, end, report)
+        except ModelError:
+            raise
+        except Exception as error:  # the disk or the memory, mostly; what is held already goes on
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ModelError(f"layers {start}:{end} cannot be loaded: {reason}") from error
         return_memory()  # what reading needed beside the weights

@@ -67,7 +67,7 @@ class Status:
             "contacts": swarm.contacts,
             "missing": [list(gap) for gap in self.missing()],
             "leader": swarm.leadership.leader,
-            "epoch": swarm.leadership.epoch,
+            "epoch": swarm.leadership.led_epoch,
             "plan": None if plan is None else _plan_json(plan, peers),
             "route": None
             if route is None

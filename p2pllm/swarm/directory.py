@@ -29,6 +29,7 @@ from p2pllm.records import (
     leader_key,
     plan_key,
 )
+from p2pllm.scheduling import PeerId
 from p2pllm.swarm.widths import Widths
 
 __all__ = ["Directory"]
@@ -69,12 +70,13 @@ class Directory:
         hear: Callable[[Sequence[Held]], None],
         hint: Callable[[Sequence[Digest]], bool],
         alone: Callable[[], bool],
+        leader: Callable[[], PeerId | None],
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``hear`` takes the records of a key, ``hint`` digests, and says whether the records are to be read.
 
-        ``alone`` says whether this peer knows neither another one nor who leads.
+        ``alone`` says whether this peer knows neither another one nor who leads; ``leader`` says who does.
         """
         self._own = identity.peer_id
         self._node_id = identity.node_id
@@ -85,6 +87,7 @@ class Directory:
         self._hear = hear
         self._hint = hint
         self._alone = alone
+        self._leader = leader
         self._rng = rng
         self._clock = clock
         self._serving_until = float("-inf")
@@ -201,6 +204,8 @@ class Directory:
             self._plan_wake.clear()
             parts = 1
             for held in await self._read(plan_key(self._swarm, 0)):
+                if held.record.peer_id != self._leader():
+                    continue  # anybody can sign a plan of many parts
                 with suppress(RecordError):
                     body = held.record.body(self._secret)
                     parts = max(parts, body.parts) if isinstance(body, PlanBody) else parts

@@ -109,10 +109,10 @@ class Leading:
             if isinstance(body, ClaimBody | PlanBody) and self._leadership.hear(
                 record.peer_id, body, record.seq, now
             ):
-                if isinstance(body, PlanBody) and body.parts > 1:
-                    self._directory.plan_changed()
                 if record.peer_id == self._leadership.leader:
                     self._calm_until = now + FRESH_S
+                    if isinstance(body, PlanBody) and body.parts > 1:
+                        self._directory.plan_changed()
                 self._wake.set()
                 return True
         return False

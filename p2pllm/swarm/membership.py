@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -24,12 +25,17 @@ from p2pllm.records import (
     swarm_id,
     swarms_keys,
 )
+from p2pllm.state import MAX_PEERS
 
 __all__ = ["Membership", "Memory"]
 
 RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 15.0
-CONTACT_CHECK_S: Final = 5.0
+SEEK_S: Final = 10.0
+SOUGHT: Final = 3
+"""Lost addresses that are knocked at each time."""
+
+FIRST_SAVE_S: Final = 5.0
 SAVE_S: Final = 60.0
 READ_DEADLINE_S: Final = 2.0
 
@@ -41,6 +47,8 @@ class Memory(Protocol):
 
     epoch: int
     """The highest epoch of any leader seen."""
+    seq: int
+    """The last sequence number of this peer's records."""
     peers: Sequence[Address]
     """Addresses of good peers, best first."""
 
@@ -62,9 +70,13 @@ class Membership:
         bootstrap: Sequence[Address],
         new_swarm: bool,
         memory: Memory,
+        seq: Callable[[], int],
         others: Callable[[], Iterable[Address]],
+        rng: random.Random,
     ) -> None:
-        """``others`` gives the addresses of the peers of the view, to come back through them."""
+        """``seq`` is the number to keep on disk; ``others`` gives the addresses of the peers of the view, to
+        come back through them.
+        """
         self._node_id = identity.node_id
         self._dht = dht
         self._swarm = swarm
@@ -73,7 +85,9 @@ class Membership:
         self._bootstrap = tuple(bootstrap)
         self._new_swarm = new_swarm
         self._memory = memory
+        self._seq = seq
         self._others = others
+        self._rng = rng
         self._through: Sequence[Address] = ()  # the addresses by which it joined
         self._is_new = asyncio.Event()
         self.arrived = asyncio.Event()
@@ -99,12 +113,17 @@ class Membership:
             self.arrived.set()
 
     async def stay(self) -> None:
-        """Join again whenever nobody is left, for ever."""
+        """Join again whenever nobody is left, and look for those who were lost, for ever.
+
+        A network that was cut in two long enough to forget the other half grows together again because each
+        half goes on knocking at the addresses where it once found somebody.
+        """
         delay = RETRY_FIRST_S
         while True:
             if self._dht.contacts():
                 delay = RETRY_FIRST_S
-                await asyncio.sleep(CONTACT_CHECK_S)
+                await asyncio.sleep(SEEK_S * self._rng.uniform(0.75, 1.25))
+                await self._seek()
                 continue
             if self._bootstrap:
                 log.warning(
@@ -116,9 +135,18 @@ class Membership:
             if not self._dht.contacts():
                 await self._dht.bootstrap(list(itertools.islice(self._others(), 64)))
 
+    async def _seek(self) -> None:
+        known = {contact.address for contact in self._dht.contacts()}
+        lost = [
+            address
+            for address in dict.fromkeys([*self._bootstrap, *self._memory.peers])
+            if address not in known
+        ]
+        await self._dht.bootstrap(self._rng.sample(lost, min(len(lost), SOUGHT)))
+
     async def remember(self) -> None:
         """Keep what is worth keeping on disk, now and then and whenever the epoch is another one."""
-        delay = CONTACT_CHECK_S
+        delay = FIRST_SAVE_S
         while True:
             try:
                 async with asyncio.timeout(delay):
@@ -126,8 +154,15 @@ class Membership:
             except TimeoutError:
                 delay = SAVE_S
             self._is_new.clear()
-            self._memory.peers = self._dht.good() or self._memory.peers
-            await asyncio.to_thread(self._memory.save)
+            await self.save()
+
+    async def save(self) -> None:
+        """Keep it on disk now. Those who do not answer now may do so again, so they are kept behind those who
+        do.
+        """
+        self._memory.peers = list(dict.fromkeys([*self._dht.good(), *self._memory.peers]))[:MAX_PEERS]
+        self._memory.seq = self._seq()
+        await asyncio.to_thread(self._memory.save)
 
     def epoch(self, epoch: int) -> None:
         """Leaders have come as far as ``epoch``."""

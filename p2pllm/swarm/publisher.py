@@ -74,11 +74,13 @@ class Publisher:
         keep: Callable[[Record], None],
         flood: Callable[[bytes], None],
         rng: random.Random,
+        stored: int = 0,
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         """``keys`` are those of the directory for this peer now; ``keep`` takes each of its own records, and
-        ``flood`` those that others are to have at once.
+        ``flood`` those that others are to have at once. ``stored`` is the last sequence number of an earlier
+        run.
         """
         self._identity = identity
         self._swarm = swarm
@@ -92,7 +94,7 @@ class Publisher:
         self._rng = rng
         self._clock = clock
         self._wall_ms = wall_ms
-        self._numbers = Numbers(identity.peer_id, clock())
+        self._numbers = Numbers(identity.peer_id, clock(), stored)
         self._wake = asyncio.Event()
         self._body: PeerBody | None = None
         self._metrics: MetricsBody | None = None
@@ -103,6 +105,11 @@ class Publisher:
         self._newest: dict[str, bytes] = {}
         self.flooded = b""
         """The last description of it that all others were to have at once."""
+
+    @property
+    def seq(self) -> int:
+        """The last sequence number of this identity, to be kept on disk."""
+        return self._numbers.last
 
     def soon(self) -> None:
         """Publish within a moment instead of at the next period: something that routes care about has

@@ -12,15 +12,25 @@ __all__ = ["Sequence"]
 SETTLE_S: Final = 5.0
 """For so long after the start the records of an earlier run, on their way still, are no cause for alarm."""
 
+UNSAVED_MS: Final = 120_000
+"""The number is kept on disk each minute, and grows with the clock: so many can be missing there."""
+
 
 class Sequence:
-    """Numbers the records of ``own`` from its ``start`` (s) on."""
+    """Numbers the records of ``own`` from its ``start`` (s) on, above ``stored``, the last number that an
+    earlier run is known to have used, if any, and what it may have used since.
+    """
 
-    def __init__(self, own: PeerId, start: float) -> None:
+    def __init__(self, own: PeerId, start: float, stored: int = 0) -> None:
         self._own = own
         self._start = start
         self._last = 0  # sealed by us
-        self._floor = 0  # seen of an earlier run
+        self._floor = stored + UNSAVED_MS if stored else 0  # of an earlier run
+
+    @property
+    def last(self) -> int:
+        """The number of the newest record of any run."""
+        return max(self._last, self._floor)
 
     def next(self, wall_ms: int) -> int:
         """The number of the next record.

@@ -97,6 +97,7 @@ class Swarm:
             measure=measure,
             keep=self._keep,
             flood=self._tell,
+            stored=remembered.seq,
             rng=rng,
             clock=clock,
         )
@@ -109,6 +110,7 @@ class Swarm:
             hear=self._hear,
             hint=self._hint,
             alone=lambda: len(self.view) < 2 and self.leadership.leader is None,
+            leader=lambda: self.leadership.leader,
             rng=rng,
             clock=clock,
         )
@@ -133,6 +135,8 @@ class Swarm:
             bootstrap=bootstrap,
             new_swarm=new_swarm,
             memory=remembered,
+            seq=lambda: self._publisher.seq,
+            rng=rng,
             others=self._addresses,
         )
         self._leading = Leading(
@@ -202,7 +206,7 @@ class Swarm:
         """Tell the others that this peer is gone. ``run`` must have ended."""
         raws = self._publisher.goodbye()
         self._gossiper.pass_on_now()
-        await self._publisher.put(*raws)
+        await asyncio.gather(self._publisher.put(*raws), self._membership.save())
 
     # What comes in
 
@@ -268,6 +272,8 @@ class Swarm:
                 log.info("peer_arrived", peer=peer[:8])
             for peer in gone - {self.own}:
                 log.info("peer_gone", peer=peer[:8])
+            if arrived or gone:
+                self._directory.serving()  # where some come or go, more has changed than news tell
             if gone:
                 self._on_news()
             await asyncio.sleep(WATCH_S)

@@ -78,21 +78,22 @@ class _Signer:
     drafts: dict[tuple[int, int], dict[int, PlanBody]] = field(default_factory=dict)
 
     def add(self, leader: PeerId, body: PlanBody) -> bool:
-        """Take in a part; True if a plan newer than the latest is complete now."""
+        """Take in a part; True if it is of a plan newer than the latest, and was not here yet."""
         version = body.epoch, body.number
         if self.latest is not None and version <= (self.latest.epoch, self.latest.number):
             return False
         draft = self.drafts.setdefault(version, {})
-        if draft and not _alike(body, next(iter(draft.values()))):
+        if body.part in draft or (draft and not _alike(body, next(iter(draft.values())))):
             return False
         draft[body.part] = body
         if len(draft) == body.parts:
             self.latest = _assembled(leader, draft)
             self.drafts = {other: parts for other, parts in self.drafts.items() if other > version}
-            return True
-        if len(self.drafts) > MAX_DRAFTS:
-            del self.drafts[min(self.drafts)]
-        return False
+        elif len(self.drafts) > MAX_DRAFTS:
+            oldest = min(self.drafts)
+            del self.drafts[oldest]
+            return version != oldest
+        return True
 
 
 class Assembler:
@@ -102,7 +103,7 @@ class Assembler:
         self._signers: dict[PeerId, _Signer] = {}  # whom we heard last comes last
 
     def hear(self, signer: PeerId, body: PlanBody, *, leader: PeerId | None = None) -> bool:
-        """Take in one verified part; True if that completes a newer plan of the signer.
+        """Take in one verified part; True if it was news, and others are to have it, too.
 
         When too many sign plans, the one that has been silent longest is forgotten, but never ``leader``.
         """

@@ -26,6 +26,7 @@ from p2pllm.transport.certificate import Certificate
 from p2pllm.transport.client import MISMATCH, Client
 from p2pllm.transport.dialling import dial_any
 from p2pllm.transport.frames import DEFAULT_LIMITS, Limits
+from p2pllm.transport.greetings import Greetings
 from p2pllm.transport.handshake import NONCE_BYTES, Acceptor, Dialer, Terms
 from p2pllm.transport.link import Link, Socket, cut, shut
 from p2pllm.transport.messages import Message
@@ -39,14 +40,16 @@ STALL_S = 30.0
 """A peer may take this long to make room for one frame."""
 
 MAX_LINKS = 1024
-"""Links at one time; further peers are turned away."""
+"""Links at one time; who dials is turned away from half as many on, so that strangers never keep this peer
+from dialling those that it needs.
+"""
 
 _HELLO_HEADER = "P2PLLM-Hello"
 _HANDSHAKE_S = 2.0
 _CLOSE_S = 0.5
 _END_S = 3.0
-_MAX_GREETING = 64
-"""Dialling peers that may be in the handshake at one time; more are turned away."""
+_MAX_GREETINGS = 64
+"""Dialling peers that may be in the handshake at one time."""
 
 log = structlog.get_logger()
 
@@ -89,7 +92,7 @@ class Links:
         self._links: dict[PeerId, Link] = {}
         self._dials: dict[PeerId, asyncio.Task[str]] = {}
         self._carriers: set[asyncio.Task[Any]] = set()
-        self._greeting = 0
+        self._greetings = Greetings(_MAX_GREETINGS, _HANDSHAKE_S)
         self._closed = False
 
     @property
@@ -160,7 +163,7 @@ class Links:
 
     async def accept(self, request: web.Request) -> web.WebSocketResponse:
         """Handle ``GET /link``: check who dials, then carry the link until it ends."""
-        if self._closed or self._greeting >= _MAX_GREETING:
+        if self._closed:
             raise web.HTTPServiceUnavailable
         socket = web.WebSocketResponse(
             timeout=_CLOSE_S,
@@ -169,19 +172,19 @@ class Links:
             max_msg_size=self._max_message,
             autoping=False,
         )
-        await socket.prepare(request)
-        self._greeting += 1
         try:
-            async with asyncio.timeout(_HANDSHAKE_S):
+            await socket.prepare(request)
+        except OSError:
+            raise web.HTTPBadRequest from None  # nobody is left to read it
+        try:
+            async with self._greetings.another():
                 peer = await self._greet(request.headers.get(_HELLO_HEADER, ""), socket)
-            link = self._attach(peer, socket)
+            link = self._attach(peer, socket, most=self._max_links // 2)
         except (LinkError, OSError) as error:
             reason = str(error) or "no answer"
             log.info("link_refused", address=request.remote, reason=reason)
             await shut(socket, reason)
             return socket
-        finally:
-            self._greeting -= 1
         # The handler's own task carries the socket; `close` waits for it like for those of dialled ones.
         await self._carry(link, socket)
         return socket
@@ -216,7 +219,7 @@ class Links:
             if peer in self._links:
                 raise LinkError("already linked")
             await socket.send_bytes(proof)
-            link = self._attach(peer, socket)
+            link = self._attach(peer, socket, most=self._max_links)
         except LinkError as error:
             await shut(socket, str(error))
             raise
@@ -235,13 +238,15 @@ class Links:
         await socket.send_bytes(reply)
         return acceptor.admit(await _flight(socket))
 
-    def _attach(self, peer: PeerId, socket: Socket) -> Link:
-        """Add an authenticated socket to the link of its peer, or make it the first of a new one."""
+    def _attach(self, peer: PeerId, socket: Socket, *, most: int) -> Link:
+        """Add an authenticated socket to the link of its peer, or make it the first of a new one, unless
+        there are as many as ``most``.
+        """
         link = self._links.get(peer)
         if self._closed:
             raise LinkError("the peer is leaving")
         if link is None:
-            if len(self._links) >= self._max_links:
+            if len(self._links) >= most:
                 raise LinkError("the peer has too many links")
             link = Link(
                 peer,

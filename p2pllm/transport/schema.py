@@ -64,7 +64,7 @@ def integer(low: int, high: int) -> Check:
 
 
 def integers(low: int, high: int, most: int, least: int = 0) -> Check:
-    """Return a check for a tuple of ``least`` to ``most`` ints in ``[low, high]``, thousands in microseconds."""
+    """Return a check for a tuple of ``least`` to ``most`` ints in ``[low, high]``, made for thousands."""
 
     def check(value: object) -> tuple[int, ...]:
         if not isinstance(value, tuple) or not least <= len(value) <= most:

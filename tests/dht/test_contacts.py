@@ -79,3 +79,8 @@ def test_limits_go_by_ipv4_host_and_by_ipv6_network() -> None:
     assert network_of("192.0.2.1") != network_of("192.0.2.2")
     assert network_of("2001:db8:0:1::1") == network_of("2001:db8:0:1:ffff::2")
     assert network_of("2001:db8:0:1::1") != network_of("2001:db8:0:2::1")
+
+
+@pytest.mark.parametrize("host", ["::1%lo", "fe80::1%1", "2001:db8::1%7"])
+def test_a_host_that_only_one_interface_knows_is_not_usable(host: str) -> None:
+    assert not is_usable(host)

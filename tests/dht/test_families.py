@@ -139,3 +139,11 @@ async def test_a_moved_node_is_met_in_the_family_of_its_address(network: Network
     here = Contact(network.identities[other].node_id, "127.0.0.1", other.port)
     await eventually(lambda: node.contacts() == [here])
     await asyncio.sleep(0)
+
+
+@needs_ipv6
+async def test_a_moved_node_is_met_however_its_address_is_written(network: Network) -> None:
+    one, other = await network.node(None, "::1"), await network.node(None, "::1")
+    one.moved(network.identities[other].node_id, [("0:0::0001", other.port)])
+    here = Contact(network.identities[other].node_id, "::1", other.port)
+    await eventually(lambda: one.contacts() == [here])

@@ -58,6 +58,19 @@ async def test_who_says_he_has_moved_must_prove_to_be_there(network: Network, st
     assert not protocol_of(one)._greetings, "it is at one of these addresses: nothing to do"
 
 
+async def test_whoever_moves_all_the_time_cannot_send_us_all_over(network: Network) -> None:
+    """Signed records are free: each could name somebody who is to be flooded."""
+    one, other = await network.joined(2)
+    mover = network.identities[other].node_id
+    for port in range(1, 50):
+        one.moved(mover, [("127.0.0.1", port)])
+        one.moved(mover[::-1], [("127.0.0.1", 100 + port)])
+    assert set(protocol_of(one)._greetings) == {("127.0.0.1", 1), ("127.0.0.1", 101)}
+    network.clock.now += 2.0
+    one.moved(mover, [("127.0.0.1", 50)])
+    assert ("127.0.0.1", 50) in protocol_of(one)._greetings, "but a little later he may"
+
+
 async def test_good_addresses_are_those_that_answered_lately_the_latest_first(network: Network) -> None:
     nodes = await network.joined(4)
     await nodes[2].close()

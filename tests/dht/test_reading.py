@@ -9,6 +9,7 @@ from support.dht import KEY, Network, address_of
 
 from p2pllm.dht import Digest
 from p2pllm.dht.contacts import Contact
+from p2pllm.dht.pages import Part
 from p2pllm.dht.reading import TURNS, Rota
 from p2pllm.dht.wire import Reply
 from p2pllm.records import open_record
@@ -81,6 +82,29 @@ async def test_reading_again_brings_only_what_is_new(
     assert await network.read_by(reader) == network.ids(*nodes)
     assert received
     assert max(map(len, received)) < 100, "two answers that there is nothing new"
+
+
+async def test_a_newcomer_does_not_take_its_empty_storage_for_a_replica(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near the key as it is: or one other replica alone could hide everything from it."""
+    nodes = await network.joined(4)
+    await network.publish(*nodes)
+    newcomer = await network.node()
+    await newcomer.bootstrap([address_of(nodes[0])])
+    protocol, fetched = newcomer._overlays[0].protocol, []
+    fetch = protocol.fetch
+
+    async def note(contact: Contact, key: bytes, since: int) -> Part[tuple[bytes, float]] | None:
+        fetched.append(contact)
+        return await fetch(contact, key, since)
+
+    monkeypatch.setattr(protocol, "fetch", note)
+    assert await network.read_by(newcomer) == network.ids(*nodes)
+    assert len(set(fetched)) == 1
+    await network.publish(*nodes)  # as a replica it is told from now on
+    assert await network.read_by(newcomer) == network.ids(*nodes)
+    assert len(fetched) == 1
 
 
 async def test_a_glance_shows_what_is_new_and_copies_nothing(network: Network) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
+import pytest
 from support.bodies import METRICS, SWARM
-from support.dht import KEY, Network, Stranger, address_of, method_of
+from support.dht import KEY, Network, Stranger, address_of, method_of, protocol_of
 
+from p2pllm.dht import Contact
 from p2pllm.identity import Identity
 from p2pllm.records import seal
 
@@ -89,3 +92,21 @@ async def test_a_replica_that_never_comes_to_an_end_does_not_hold_up_a_read(
         assert await network.read_by(nodes[0]) == network.ids(*nodes)
     assert stranger.asked.count("rget") <= 4 * 256
     assert stranger.asked.count("digest") <= 4 * 256
+
+
+async def test_a_replica_that_takes_its_time_does_not_hold_up_the_owner(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it could keep a leader from being seen to renew its claim."""
+    nodes = await network.joined(3)
+    monkeypatch.setattr("p2pllm.dht.node.PUT_DEADLINE_S", 0.2)
+    protocol = protocol_of(nodes[0])
+    store, slow = protocol.store, network.identities[nodes[1]].node_id
+
+    async def store_slowly(contact: Contact, key: bytes, raw: bytes, life: float) -> bool | None:
+        if contact.id == slow:
+            await asyncio.Event().wait()
+        return await store(contact, key, raw, life)
+
+    monkeypatch.setattr(protocol, "store", store_slowly)
+    assert await nodes[0].put(KEY, network.record(nodes[0])) == 2, "it itself and the third"

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
 from rich.console import Console
 from support.bodies import metrics_body, peer_body
 
+from p2pllm.errors import NoRouteError
 from p2pllm.records import Span
-from p2pllm.serving import print_swarm, swarm_json
+from p2pllm.scheduling import Chain, ModelSize
+from p2pllm.serving import Status, print_swarm
 from p2pllm.swarm import PeerState
 
 NAME = "[/x] [bold red]eu[/] [link=http://x]"
+
+SIZE = ModelSize(layers=9, layer_bytes=1, embed_bytes=1, head_bytes=1, kv_bytes_per_token_layer=1)
+
+
+class NoRoute:
+    """A router that finds no chain."""
+
+    def chain(self, **_: Any) -> Chain:
+        raise NoRouteError(())
 
 
 def test_names_are_not_markup() -> None:
@@ -19,19 +32,20 @@ def test_names_are_not_markup() -> None:
         PeerState(
             "a" * 40, peer_body(region=NAME, hardware=NAME), metrics_body(spans=(Span(0, 3, "loading"),)), 0.0
         ),
-        PeerState("b" * 40, peer_body(), None, 0.0),
+        PeerState("b" * 40, peer_body(), metrics_body(spans=(Span(4, 6, "ready"),)), 0.0),
+        PeerState("c" * 40, peer_body(paused=True), None, 0.0),
     ]
-    swarm = swarm_json(
-        swarm=bytes(20),
+    leadership = SimpleNamespace(leader=None, epoch=0, led_epoch=0, plan=None)
+    view = SimpleNamespace(peers=lambda _: states)
+    status = Status(
         model=NAME,
-        layers=9,
-        own="a" * 40,
-        peers=states,
-        route=None,
+        size=SIZE,
+        parameters=1,
+        swarm=SimpleNamespace(id=bytes(20), own="a" * 40, view=view, leadership=leadership, contacts=0),  # type: ignore[arg-type]
+        router=NoRoute(),  # type: ignore[arg-type]
         bootstrap="",
-        contacts=0,
-        missing=((0, 3), (7, 9)),
     )
+    swarm = status.swarm()
     console = Console(file=io.StringIO(), width=200)
     print_swarm(console, swarm)
     shown = console.file.getvalue()
@@ -39,8 +53,9 @@ def test_names_are_not_markup() -> None:
     for words in (
         "aaaaaaaa (this one)",
         "0:3 loading",
-        "starting",
-        "no peer serves layers 0:3, 7:9",
+        "paused",
+        "4:6",
+        "no peer serves layers 0:4, 6:9",
         "1.0 GiB",
     ):
         assert words in shown

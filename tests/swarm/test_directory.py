@@ -105,6 +105,7 @@ class Host:
             hear=self.heard.extend,
             hint=self._hint,
             alone=lambda: self.alone,
+            leader=lambda: OTHER.peer_id,
             rng=random.Random(1),
         )
 
@@ -180,6 +181,14 @@ async def test_who_serves_reads_at_once_and_does_not_glance(
     assert sum(host.dht.glances.values()) == 1
     task.cancel()
     await asyncio.wait([task])
+
+
+async def test_nobody_else_can_have_all_parts_of_a_plan_read(host: Host) -> None:
+    body = PlanBody(1, 1, 0, 256, 0, 0, 0.0, False, ())
+    stranger = Identity.from_seed(bytes([2]) * 32)
+    host.dht.held[plan_key(SWARM, 0)] = [Held(record(stranger, body), 30.0)]
+    await run(host, lambda: host.dht.reads[plan_key(SWARM, 0)] > 2)
+    assert host.dht.reads[plan_key(SWARM, 1)] == 0
 
 
 async def test_a_plan_is_read_part_by_part(host: Host) -> None:

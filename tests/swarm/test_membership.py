@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 from support.bodies import metrics_body, record
@@ -42,14 +44,17 @@ class FakeDht:
         self.asked: list[Address] = []
         self.known: list[Address] = []
         self.held: dict[bytes, list[Held]] = {}
+        self.stays = False
+        """Whether those who were known stay so when others are asked."""
 
     async def bootstrap(self, addresses: Sequence[Address]) -> int:
         self.asked += addresses
-        self.known = [address for address in addresses if address in self.alive]
+        before = self.known if self.stays else []
+        self.known = [*before, *(address for address in addresses if address in self.alive)]
         return len(self.known)
 
-    def contacts(self) -> list[Address]:
-        return self.known
+    def contacts(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(address=address) for address in self.known]
 
     def good(self) -> list[Address]:
         return self.known
@@ -70,7 +75,7 @@ class Memory:
     """What is on the disk."""
 
     def __init__(self, *peers: Address) -> None:
-        self.epoch = 0
+        self.epoch = self.seq = 0
         self.peers: Sequence[Address] = peers
         self.saved: list[tuple[int, tuple[Address, ...]]] = []
 
@@ -95,7 +100,9 @@ def member(
         bootstrap=bootstrap,
         new_swarm=new_swarm,
         memory=memory or Memory(),
+        seq=lambda: 77,
         others=lambda: others,
+        rng=random.Random(0),
     )
 
 
@@ -207,7 +214,7 @@ async def test_who_loses_everybody_comes_back_through_peers_of_the_view(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr(module, "CONTACT_CHECK_S", 0.01)
+    monkeypatch.setattr(module, "SEEK_S", 0.01)
     dht = FakeDht()
     dht.alive = {BOOT}
     peer = member(dht, BOOT, memory=Memory(FRIEND), others=[STRANGER])
@@ -219,8 +226,23 @@ async def test_who_loses_everybody_comes_back_through_peers_of_the_view(
     await stopped(task)
 
 
-async def test_good_peers_and_the_epoch_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONTACT_CHECK_S", 0.02)
+async def test_lost_addresses_are_knocked_at_while_others_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So two halves of a network that have forgotten each other find each other again."""
+    monkeypatch.setattr(module, "SEEK_S", 0.01)
+    dht = FakeDht()
+    dht.known, dht.alive = [STRANGER], {STRANGER}
+    peer = member(dht, BOOT, memory=Memory(STRANGER, FRIEND))
+    dht.stays = True
+    task = asyncio.create_task(peer.stay())
+    await eventually(lambda: {BOOT, FRIEND} <= set(dht.asked))
+    assert STRANGER not in dht.asked, "that one is known"
+    dht.alive.add(FRIEND)
+    await eventually(lambda: FRIEND in dht.known)
+    await stopped(task)
+
+
+async def test_what_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_SAVE_S", 0.02)
     dht, memory = FakeDht(), Memory(FRIEND)
     peer = member(dht, memory=memory)
     task = asyncio.create_task(peer.remember())
@@ -228,5 +250,6 @@ async def test_good_peers_and_the_epoch_are_kept_on_disk(monkeypatch: pytest.Mon
     await eventually(lambda: memory.saved == [(7, (FRIEND,))])  # nobody better is known
     dht.known = [STRANGER]
     peer.epoch(6)
-    await eventually(lambda: memory.saved[-1] == (7, (STRANGER,)))
+    await eventually(lambda: memory.saved[-1] == (7, (STRANGER, FRIEND)))  # who is silent may come back
+    assert memory.seq == 77
     await stopped(task)

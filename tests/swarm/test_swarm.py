@@ -28,6 +28,7 @@ class Disk:
     """Remembers nothing between runs."""
 
     epoch = 0
+    seq = 0
     peers: tuple[Address, ...] = ()
 
     def save(self) -> None:

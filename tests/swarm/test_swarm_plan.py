@@ -53,6 +53,18 @@ def test_parts_in_any_order_make_the_newest_plan(older: int, newer: int, rng: ra
     assert assembled(*parts) == new
 
 
+def test_every_part_is_news_once_for_others_have_it_only_from_those_who_pass_it_on() -> None:
+    assembler = Assembler()
+    parts = to_bodies(plan(100, number=4))
+    assert len(parts) == 4
+    assert [assembler.hear("leader", part) for part in parts[:3]] == [True] * 3
+    assert [assembler.hear("leader", part) for part in parts[:3]] == [False] * 3
+    assert [assembler.hear("leader", part) for part in parts] == [False] * 3 + [True]
+    assert assembler.latest("leader") == plan(100, number=4)
+    assert not any(assembler.hear("leader", part) for part in (*parts, *to_bodies(plan(40))))
+    assert [assembler.hear("leader", part) for part in to_bodies(plan(40, number=5))] == [True] * 2
+
+
 def test_a_plan_with_a_part_missing_is_none_and_the_one_before_stands() -> None:
     old, new = plan(40), plan(70, number=4)
     assert assembled(*to_bodies(old), *to_bodies(new)[1:]) == old

@@ -388,15 +388,40 @@ async def test_pings_of_the_websocket_are_answered(start, raw):
 
 
 async def test_there_are_only_so_many_links(start, raw):
-    peer, one, two = await start(max_links=1), await start(), await start()
+    peer, one, two, three = await start(max_links=2), await start(), await start(), await start()
     await one.dial(peer)
-    with pytest.raises(LinkError, match="too many links"):
-        await peer.dial(two)
     socket = await raw.link(peer, Identity.generate())
     assert await farewell(socket) == "the peer has too many links"
+    await peer.dial(two)  # for whom it dials itself there is room kept
+    with pytest.raises(LinkError, match="too many links"):
+        await peer.dial(three)
     await one.links.close()
     await peer.until(lambda: peer.downs == [one.id])
-    await peer.dial(two)
+    await peer.dial(three)
+
+
+async def test_many_half_done_handshakes_keep_nobody_out(start, raw, monkeypatch):
+    monkeypatch.setattr("p2pllm.transport.links._MAX_GREETINGS", 4)
+    monkeypatch.setattr("p2pllm.transport.links._HANDSHAKE_S", DEADLINE_S)
+    peer, friend = await start(), await start()
+    halves = [await raw.open(peer, dialer_to(peer, Identity.generate()).hello().hex()) for _ in range(6)]
+    for half in halves:
+        await half.receive_bytes(timeout=DEADLINE_S)
+    await friend.dial(peer)
+    for half in halves[:3]:  # the oldest had to make room: two for the others, one for the friend
+        assert await farewell(half) == "no answer"
+    assert peer.links.peers() == {friend.id}
+
+
+async def test_who_is_gone_before_the_answer_is_no_news(start, raw, monkeypatch, caplog):
+    async def gone(*_):
+        raise ConnectionResetError
+
+    peer = await start()
+    monkeypatch.setattr(web.WebSocketResponse, "prepare", gone)
+    with pytest.raises(aiohttp.WSServerHandshakeError):
+        await raw.open(peer, dialer_to(peer, Identity.generate()).hello().hex())
+    assert caplog.records == []
 
 
 async def test_whoever_leaves_says_so(start, raw):
