@@ -13,6 +13,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -74,10 +75,15 @@ def peer_id_of(public_key: bytes) -> PeerId:
 def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
     """Whether ``signature`` is by the owner of ``public_key``; anything malformed is simply not."""
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+        _key(public_key).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(1024)
+def _key(public_key: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public_key)
 
 
 class HeldIdentity:
