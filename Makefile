@@ -34,8 +34,9 @@ demo: $(VENV)/installed
 export P2PLLM_PROMPT := $(value PROMPT)
 unexport PROMPT
 
+# On both of two cores: most tests wait for processes and sockets half of the time.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m slow

@@ -18,7 +18,7 @@ import structlog
 
 from p2pllm import transport
 from p2pllm.addresses import Listening, advertised, is_loopback
-from p2pllm.config import Address, PeerConfig, format_addresses
+from p2pllm.config import Address, PeerConfig, format_addresses, format_bytes
 from p2pllm.dht import DhtNode
 from p2pllm.errors import LinkError, UsageError
 from p2pllm.execution import DTYPES, ChatTokenizer, Checkpoint, Executor, open_checkpoint
@@ -137,6 +137,8 @@ class Peer:
             checkpoint, dtype=machine.dtype, device=machine.device, threads=machine.threads
         )
         mine = offer(self._own, config.region, machine, size)
+        if not any(mine.capacity):
+            log.warning("no_room_for_layers", memory=format_bytes(machine.memory_bytes), do="raise --memory")
         self._allocation = Allocation(
             self._own, checkpoint.layers, mine.capacity, pinned=config.layers, grace_s=config.grace
         )

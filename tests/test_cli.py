@@ -94,7 +94,7 @@ def test_wrong_usage(arguments: list[str], says: list[str]) -> None:
     [
         (["--model", "/no/such/model"], ["/no/such/model", "--model"]),
         (["--model", str(Path(__file__))], ["test_cli.py", "GGUF"]),
-        (["--memory", "100MiB"], ["0:30", "100 MiB", "--layers"]),
+        (["--memory", "100MiB", "--layers", "0:30"], ["0:30", "100 MiB", "--layers"]),
         (["--layers", "20:40"], ["20:40", "0:30"]),
     ],
 )

@@ -1,14 +1,10 @@
 """What a peer knows of its swarm and what it tells it: who is there, who leads, and what everybody holds."""
 
-from p2pllm.swarm.allocation import Allocation, Drop, Load
 from p2pllm.swarm.backoff import BackOff
-from p2pllm.swarm.election import Election
 from p2pllm.swarm.latency import PREFIX, UNMEASURED, Latencies, latency_of
-from p2pllm.swarm.leadership import Leadership
-from p2pllm.swarm.planner import Planner
+from p2pllm.swarm.placement import Allocation, Drop, Election, Leadership, Load, Planner, SwarmPlan
 from p2pllm.swarm.prober import Prober
 from p2pllm.swarm.swarm import Swarm
-from p2pllm.swarm.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import GONE_S, PeerState, View
 
 __all__ = [

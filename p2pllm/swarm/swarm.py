@@ -21,13 +21,13 @@ from p2pllm.records import MetricsBody, PeerBody, Record, SwarmBody, SwarmKey
 from p2pllm.scheduling import PeerId
 from p2pllm.swarm.directory import Directory
 from p2pllm.swarm.gossip import Gossiper
-from p2pllm.swarm.leadership import Leadership
-from p2pllm.swarm.leading import Leading
 from p2pllm.swarm.membership import Membership, Memory
-from p2pllm.swarm.placing import Placing
+from p2pllm.swarm.placement.leadership import Leadership
+from p2pllm.swarm.placement.leading import Leading
+from p2pllm.swarm.placement.placing import Placing
+from p2pllm.swarm.placement.swarm_plan import SwarmPlan
 from p2pllm.swarm.prober import Prober
 from p2pllm.swarm.publisher import Publisher
-from p2pllm.swarm.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import View
 from p2pllm.swarm.widths import Widths
 from p2pllm.transport import Gossip, Links

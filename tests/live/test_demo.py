@@ -106,4 +106,4 @@ def test_a_demo_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None
 def test_more_peers_than_layers_is_one_clear_line() -> None:
     result = demo(QUESTION, "--peers", "31")
     assert result.returncode == 1
-    assert result.stderr.strip().splitlines()[-1].startswith("p2pllm: error: not every one of 31 peers")
+    assert result.stderr.strip().splitlines()[-1].startswith("p2pllm: error: 31 peers cannot share 30 layers")

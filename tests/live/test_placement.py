@@ -23,11 +23,11 @@ QUESTION = "Why is the sky blue?"
 Span = tuple[int, int]
 
 
-async def spans_of(url: str) -> dict[str, list[Span]]:
-    """What every peer is ready to serve, as one of them sees it."""
+def ready_spans(seen: dict[str, Any]) -> dict[str, list[Span]]:
+    """What every peer is ready to serve."""
     return {
         peer["peer"]: [(span["start"], span["end"]) for span in peer["spans"] if span["state"] == "ready"]
-        for peer in (await swarm_of(url))["peers"]
+        for peer in seen["peers"]
     }
 
 
@@ -64,7 +64,7 @@ async def test_peers_place_themselves_and_heal(tmp_path: Path, reference: Refere
         await until_ready(url, api_of(peers[1]))
         seen, offline = await planned(peers)
         assert {p["peer"]: (p["start"], p["end"]) for p in seen["plan"]["slices"]} == offline
-        assert {peer: [span] for peer, span in offline.items()} == await spans_of(url)
+        await until(url, lambda seen: ready_spans(seen) == {peer: [span] for peer, span in offline.items()})
         _, figures = await answer(api_of(peers[1]), QUESTION, temperature=0, max_tokens=16)
         reference.check_greedy(QUESTION, figures.token_ids, limit=16)
 
@@ -73,8 +73,8 @@ async def test_peers_place_themselves_and_heal(tmp_path: Path, reference: Refere
         more = [made.join("--memory", "430MiB") for _ in range(2)]
         for peer in more:
             peer.event("ready")
-        await until(url, lambda seen: min(holders_of(seen).values()) == 2)
-        after = await spans_of(url)
+        seen = await until(url, lambda seen: min(holders_of(seen).values()) == 2)
+        after = ready_spans(seen)
         assert {peer: [span] for peer, span in offline.items()}.items() <= after.items()
         assert [len(peer.events("loading")) for peer in peers] == loads
 

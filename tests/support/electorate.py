@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable
 
 from p2pllm.records import ClaimBody
-from p2pllm.swarm.election import Election
+from p2pllm.swarm.placement.election import Election
 
 __all__ = ["Electorate"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from p2pllm.records import PlanEntry, Span, SpanState
 from p2pllm.scheduling import Capacity
-from p2pllm.swarm.swarm_plan import SwarmPlan
+from p2pllm.swarm.placement.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import PeerState
 from support.bodies import metrics_body, peer_body
 

@@ -10,7 +10,7 @@ from support.states import full, plan_of, state
 from p2pllm.records import Span
 from p2pllm.records.bodies import MAX_EPOCH
 from p2pllm.scheduling import Capacity, Slice
-from p2pllm.swarm.allocation import Allocation, Drop, Load
+from p2pllm.swarm.placement.allocation import Allocation, Drop, Load
 from p2pllm.swarm.view import PeerState
 
 LAYERS = 12

@@ -14,8 +14,8 @@ from support.states import full
 
 from p2pllm.records import PlanEntry, Span
 from p2pllm.scheduling import Capacity, Slice
-from p2pllm.swarm.allocation import Allocation, Drop, Load
-from p2pllm.swarm.swarm_plan import SwarmPlan
+from p2pllm.swarm.placement.allocation import Allocation, Drop, Load
+from p2pllm.swarm.placement.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import PeerState
 
 STEP_S = 0.5

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.electorate import Electorate
 
 from p2pllm.records import MAX_EPOCH, ClaimBody
-from p2pllm.swarm.election import Election
+from p2pllm.swarm.placement.election import Election
 
 NAMES = "abcdefghi"
 

@@ -10,8 +10,8 @@ from p2pllm.records import ClaimBody
 from p2pllm.records.bodies import MAX_EPOCH
 from p2pllm.scheduling import Network
 from p2pllm.swarm.latency import UNMEASURED
-from p2pllm.swarm.leadership import Leadership, Outgoing
-from p2pllm.swarm.swarm_plan import Assembler, SwarmPlan, to_bodies
+from p2pllm.swarm.placement.leadership import Leadership, Outgoing
+from p2pllm.swarm.placement.swarm_plan import Assembler, SwarmPlan, to_bodies
 from p2pllm.swarm.view import PeerState
 
 LAYERS = 12

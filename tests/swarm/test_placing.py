@@ -10,7 +10,7 @@ import pytest
 from p2pllm.errors import ModelError
 from p2pllm.scheduling import Assignment, Capacity, Offer, Plan
 from p2pllm.swarm.latency import UNMEASURED
-from p2pllm.swarm.placing import Facts, Placing, Question, place_now
+from p2pllm.swarm.placement.placing import Facts, Placing, Question, place_now
 
 DEADLINE_S = 10.0
 

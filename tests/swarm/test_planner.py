@@ -11,10 +11,10 @@ from p2pllm.errors import ModelError
 from p2pllm.records import PlanEntry
 from p2pllm.scheduling import Assignment, Capacity, Network, Pipeline, Plan, Slice, place
 from p2pllm.swarm.latency import UNMEASURED, latency_of
-from p2pllm.swarm.members import Roster, assignment_of, offer_of
-from p2pllm.swarm.placing import Question, place_now
-from p2pllm.swarm.planner import NewPlan, Planner
-from p2pllm.swarm.swarm_plan import SwarmPlan
+from p2pllm.swarm.placement.members import Roster, assignment_of, offer_of
+from p2pllm.swarm.placement.placing import Question, place_now
+from p2pllm.swarm.placement.planner import NewPlan, Planner
+from p2pllm.swarm.placement.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import PeerState
 
 LAYERS = 12

@@ -10,10 +10,10 @@ from support.states import full, state
 
 from p2pllm.records import ClaimBody, PlanBody
 from p2pllm.scheduling import Capacity, place
-from p2pllm.swarm.allocation import Allocation, Drop, Load
 from p2pllm.swarm.latency import UNMEASURED
-from p2pllm.swarm.leadership import Leadership
-from p2pllm.swarm.members import offer_of
+from p2pllm.swarm.placement.allocation import Allocation, Drop, Load
+from p2pllm.swarm.placement.leadership import Leadership
+from p2pllm.swarm.placement.members import offer_of
 from p2pllm.swarm.view import PeerState
 
 LAYERS = 12

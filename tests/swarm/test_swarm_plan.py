@@ -12,7 +12,7 @@ from support.bodies import record
 
 from p2pllm.identity import Identity
 from p2pllm.records import MAX_RECORD_BYTES, PLAN_ENTRIES, PlanEntry
-from p2pllm.swarm.swarm_plan import Assembler, SwarmPlan, to_bodies
+from p2pllm.swarm.placement.swarm_plan import Assembler, SwarmPlan, to_bodies
 
 
 def plan(count: int = 1, **changes: Any) -> SwarmPlan:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from p2pllm.scheduling import PeerId
-from p2pllm.swarm.members import Roster
+from p2pllm.swarm.placement.members import Roster
 from p2pllm.swarm.view import PeerState
 
 __all__ = ["Arrivals", "Requests"]

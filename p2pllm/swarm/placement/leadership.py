@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from p2pllm.records import MAX_EPOCH, ClaimBody, PlanBody
 from p2pllm.scheduling import Network, PeerId, Rules
-from p2pllm.swarm.election import Election
-from p2pllm.swarm.placing import Facts, Place, place_now
-from p2pllm.swarm.planner import NewPlan, Planner
-from p2pllm.swarm.swarm_plan import Assembler, SwarmPlan, to_bodies
+from p2pllm.swarm.placement.election import Election
+from p2pllm.swarm.placement.placing import Facts, Place, place_now
+from p2pllm.swarm.placement.planner import NewPlan, Planner
+from p2pllm.swarm.placement.swarm_plan import Assembler, SwarmPlan, to_bodies
 from p2pllm.swarm.view import PeerState
 from p2pllm.swarm.widths import bits_for
 

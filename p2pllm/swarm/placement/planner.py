@@ -28,10 +28,10 @@ from p2pllm.scheduling import (
     mend,
 )
 from p2pllm.swarm.latency import PREFIX
-from p2pllm.swarm.members import Roster, assignment_of
-from p2pllm.swarm.occasions import Arrivals, Requests
-from p2pllm.swarm.placing import Facts, Place, Question, place_now
-from p2pllm.swarm.swarm_plan import SwarmPlan
+from p2pllm.swarm.placement.members import Roster, assignment_of
+from p2pllm.swarm.placement.occasions import Arrivals, Requests
+from p2pllm.swarm.placement.placing import Facts, Place, Question, place_now
+from p2pllm.swarm.placement.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import PeerState
 
 __all__ = ["NewPlan", "Planner", "Reason"]

@@ -25,11 +25,11 @@ from p2pllm.records import (
 from p2pllm.scheduling import PeerId
 from p2pllm.swarm.directory import Directory
 from p2pllm.swarm.latency import latency_of
-from p2pllm.swarm.leadership import Leadership, Outgoing
 from p2pllm.swarm.membership import Membership
-from p2pllm.swarm.planner import NewPlan
+from p2pllm.swarm.placement.leadership import Leadership, Outgoing
+from p2pllm.swarm.placement.planner import NewPlan
+from p2pllm.swarm.placement.swarm_plan import SwarmPlan
 from p2pllm.swarm.publisher import Publisher
-from p2pllm.swarm.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import View
 from p2pllm.swarm.widths import Widths
 
