@@ -63,9 +63,9 @@ class PeerBody:
     for KV caches; ``layer_s`` and ``head_s`` are seconds a token by the roofline, for one layer and for the
     head.
 
-    A ``leaving`` peer takes no new sessions and will be gone, a ``paused`` one hands its layers over and takes
-    no others, a ``pinned`` one chose its layers itself. ``replans`` counts how often its operator has asked
-    for a new placement; ``force`` says that the last time it may interrupt the service.
+    A ``leaving`` peer takes no new sessions and will be gone, a ``paused`` one hands its layers over and
+    takes no others, a ``pinned`` one chose its layers itself. ``replans`` counts how often its operator has
+    asked for a new placement; ``force`` says that the last time it may interrupt the service.
     """
 
     kind: ClassVar[Kind] = "peer"
