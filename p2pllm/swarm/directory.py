@@ -113,6 +113,10 @@ class Directory:
         self._full_due = float("-inf")
         self._wake.set()
 
+    def doubt(self) -> None:
+        """Read records and not just digests in the next round: more may have changed than digests tell."""
+        self._full_due = float("-inf")
+
     def plan_changed(self) -> None:
         """There is, or may be, a plan that is not here yet."""
         self._plan_wake.set()

@@ -36,9 +36,7 @@ __all__ = ["Swarm"]
 
 WATCH_S: Final = 0.25
 RESTLESS_S: Final = 3.0
-"""For so long after some have come or gone the directory is read each LOOK_S, also while idle."""
-
-LOOK_S: Final = 1.0
+"""For so long after some have come or gone the directory is read in full, also while idle."""
 PROBE_S: Final = 2.0
 IDLE_PROBE_S: Final = 10.0
 SERVING_S: Final = 10.0
@@ -270,7 +268,7 @@ class Swarm:
 
     async def _watch(self) -> None:
         """Notice who falls silent, and tell the log who comes and goes."""
-        restless_until = look_due = float("-inf")
+        restless_until = float("-inf")
         while True:
             arrived, gone = self.view.changes(self._clock())
             for peer in arrived - {self.own}:
@@ -279,9 +277,8 @@ class Swarm:
                 log.info("peer_gone", peer=peer[:8])
             if arrived or gone:
                 restless_until = self._clock() + RESTLESS_S
-            if self._clock() < restless_until and self._clock() >= look_due:
-                look_due = self._clock() + LOOK_S
-                self._directory.look()  # where some come or go, more has changed than news tell
+            if self._clock() < restless_until:
+                self._directory.doubt()
             if gone:
                 self._on_news()
             await asyncio.sleep(WATCH_S)
