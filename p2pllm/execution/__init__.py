@@ -16,7 +16,15 @@ from p2pllm.execution.hardware import (
 from p2pllm.execution.kv import BLOCK_TOKENS
 from p2pllm.execution.sources import open_checkpoint
 from p2pllm.execution.tokenizer import ChatTokenizer, TextDecoder
-from p2pllm.execution.types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
+from p2pllm.execution.types import (
+    DTYPES,
+    Activation,
+    ExecutorStats,
+    SamplingParams,
+    SessionKey,
+    StageOutput,
+    runs_of,
+)
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -37,4 +45,5 @@ __all__ = [
     "default_threads",
     "open_checkpoint",
     "probe",
+    "runs_of",
 ]

@@ -17,7 +17,7 @@ from p2pllm.execution.checkpoint import Checkpoint
 from p2pllm.execution.engine import Engine
 from p2pllm.execution.kv import BLOCK_TOKENS, KvPool, SessionCache, blocks_for
 from p2pllm.execution.meter import Meter
-from p2pllm.execution.types import Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
+from p2pllm.execution.types import Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput, runs_of
 from p2pllm.execution.validation import check_hidden, check_sampling, check_tokens
 from p2pllm.execution.work import StepTimes
 from p2pllm.execution.work_queue import Session, WorkQueue
@@ -53,9 +53,7 @@ class Executor:
     @property
     def slices(self) -> tuple[tuple[int, int], ...]:
         """The runs of layers [start, end) that are ready, apart from each other, in order."""
-        starts = sorted(layer for layer in self._held if layer - 1 not in self._held)
-        ends = sorted(layer + 1 for layer in self._held if layer + 1 not in self._held)
-        return tuple(zip(starts, ends, strict=True))
+        return runs_of(self._held)
 
     def holds(self, start: int, end: int) -> bool:
         """Whether all layers [start, end) are ready."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-__all__ = ["DTYPES", "Activation", "ExecutorStats", "SamplingParams", "SessionKey", "StageOutput"]
+__all__ = ["DTYPES", "Activation", "ExecutorStats", "SamplingParams", "SessionKey", "StageOutput", "runs_of"]
 
 SessionKey = tuple[str, int]
 """Session id and stage index: a chain may come back to a peer, and each visit has a KV cache of its own."""
@@ -62,3 +63,10 @@ class ExecutorStats:
     kv_blocks_free: int
     kv_bytes_used: int
     weight_bytes: int
+
+
+def runs_of(layers: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """The runs [start, end) that layers fall into, apart from each other, in order."""
+    starts = sorted(layer for layer in layers if layer - 1 not in layers)
+    ends = sorted(layer + 1 for layer in layers if layer + 1 not in layers)
+    return tuple(zip(starts, ends, strict=True))

@@ -14,7 +14,7 @@ from p2pllm.scheduling.membership import (
     decide,
     mend,
 )
-from p2pllm.scheduling.moves import Moves, safe_moves
+from p2pllm.scheduling.moves import Moves, runs, safe_moves
 from p2pllm.scheduling.network import Network
 from p2pllm.scheduling.phase1 import (
     EXHAUSTIVE_PEERS,
@@ -94,6 +94,7 @@ __all__ = [
     "loads",
     "mend",
     "place",
+    "runs",
     "safe_moves",
     "sole_holders",
     "spread",

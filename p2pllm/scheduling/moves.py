@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from p2pllm.scheduling.types import Capacity, PeerId, Slice
 
-__all__ = ["Moves", "safe_moves"]
+__all__ = ["Moves", "runs", "safe_moves"]
 
 _Row: TypeAlias = npt.NDArray[np.bool_]  # [L]
 
@@ -88,6 +88,10 @@ def _fits(capacity: Capacity, row: _Row) -> bool:
 
 
 def _slices(peer: PeerId, row: _Row) -> list[Slice]:
-    """The layers of a row as slices."""
+    return [Slice(peer, *run) for run in runs(row)]
+
+
+def runs(row: _Row) -> list[tuple[int, int]]:
+    """The ranges [start, end) that the layers of a row, [L] of truth values, fall into, in order."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], row, [False]))))
-    return [Slice(peer, int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from p2pllm.errors import ModelError
-from p2pllm.execution import Executor
+from p2pllm.execution import Executor, runs_of
 from p2pllm.scheduling import Slice
 from p2pllm.swarm import Allocation, Drop, Load, PeerState
 
@@ -84,7 +84,7 @@ class Allocator:
     async def _load(self, piece: Slice) -> None:
         layers, began = f"{piece.start}:{piece.end}", self._clock()
         log.info("loading", layers=layers)
-        room = self._kv_room(_ranges(self._held() | set(range(piece.start, piece.end))))
+        room = self._kv_room(runs_of(self._held() | set(range(piece.start, piece.end))))
         try:
             await self._executor.load(piece.start, piece.end, kv_bytes=room, progress=_progress_log())
         except ModelError as error:
@@ -95,19 +95,13 @@ class Allocator:
             self._allocation.loaded(piece)
 
     async def _drop(self, piece: Slice) -> None:
-        room = self._kv_room(_ranges(self._held() - set(range(piece.start, piece.end))))
+        room = self._kv_room(runs_of(self._held() - set(range(piece.start, piece.end))))
         await self._executor.drop(piece.start, piece.end, kv_bytes=room)
         log.info("dropped", layers=f"{piece.start}:{piece.end}")
         self._allocation.dropped(piece)
 
     def _held(self) -> set[int]:
         return {layer for start, end in self._executor.slices for layer in range(start, end)}
-
-
-def _ranges(layers: set[int]) -> list[tuple[int, int]]:
-    """The contiguous ranges ``[start, end)`` of a set of layers."""
-    ends = sorted(layer + 1 for layer in layers if layer + 1 not in layers)
-    return list(zip(sorted(layer for layer in layers if layer - 1 not in layers), ends, strict=True))
 
 
 def _progress_log() -> Callable[[int, int], None]:

@@ -42,8 +42,7 @@ class Status:
 
     def missing(self) -> tuple[tuple[int, int], ...]:
         """Layers that nobody is ready to serve."""
-        holders = [holder for state in self.peers() for holder in state.holders()]
-        return uncovered(self._size.layers, holders)
+        return self._uncovered(self.peers())
 
     async def other_models(self) -> list[str]:
         """The models that other swarms of the network serve."""
@@ -65,13 +64,13 @@ class Status:
             "self": swarm.own,
             "bootstrap": self._bootstrap,
             "contacts": swarm.contacts,
-            "missing": [list(gap) for gap in self.missing()],
+            "missing": [list(gap) for gap in self._uncovered(peers)],
             "leader": swarm.leadership.leader,
             "epoch": swarm.leadership.led_epoch,
             "plan": None if plan is None else _plan_json(plan, peers),
             "route": None
             if route is None
-            else {"stages": self.stages(route), "latency_s": round(route.latency_s, 6)},
+            else {"stages": _stages(route, peers), "latency_s": round(route.latency_s, 6)},
             "peers": [_peer_json(state, self._size.layers) for state in peers],
         }
 
@@ -95,16 +94,18 @@ class Status:
 
     def stages(self, chain: Chain) -> list[Json]:
         """The stages of a chain with the regions of their peers."""
-        regions = {state.peer: state.body.region for state in self.peers()}
-        return [
-            {
-                "peer": stage.peer,
-                "region": regions.get(stage.peer, ""),
-                "start": stage.start,
-                "end": stage.end,
-            }
-            for stage in chain.stages
-        ]
+        return _stages(chain, self.peers())
+
+    def _uncovered(self, peers: Sequence[PeerState]) -> tuple[tuple[int, int], ...]:
+        return uncovered(self._size.layers, [holder for state in peers for holder in state.holders()])
+
+
+def _stages(chain: Chain, peers: Sequence[PeerState]) -> list[Json]:
+    regions = {state.peer: state.body.region for state in peers}
+    return [
+        {"peer": stage.peer, "region": regions.get(stage.peer, ""), "start": stage.start, "end": stage.end}
+        for stage in chain.stages
+    ]
 
 
 def _plan_json(plan: SwarmPlan, peers: Sequence[PeerState]) -> Json:

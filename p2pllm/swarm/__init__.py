@@ -2,7 +2,7 @@
 
 from p2pllm.swarm.backoff import BackOff
 from p2pllm.swarm.latency import PREFIX, UNMEASURED, Latencies, latency_of
-from p2pllm.swarm.placement import Allocation, Drop, Election, Leadership, Load, Planner, SwarmPlan
+from p2pllm.swarm.placement import Allocation, Drop, Load, SwarmPlan
 from p2pllm.swarm.prober import Prober
 from p2pllm.swarm.swarm import Swarm
 from p2pllm.swarm.view import GONE_S, PeerState, View
@@ -14,12 +14,9 @@ __all__ = [
     "Allocation",
     "BackOff",
     "Drop",
-    "Election",
     "Latencies",
-    "Leadership",
     "Load",
     "PeerState",
-    "Planner",
     "Prober",
     "Swarm",
     "SwarmPlan",

@@ -239,6 +239,8 @@ class Swarm:
 
     def _take_member(self, record: Record, life: float) -> bool:
         now = self._clock()
+        if not self.view.is_newer(record.peer_id, record.kind, record.seq):
+            return False  # as most are: what is read of a shard is all of it
         before = self.view.peer(record.peer_id, now)
         if not self.view.apply(record, now, life=life):
             return False

@@ -8,21 +8,12 @@ import socket
 
 import pytest
 from support.dht import KEY, Network, Stranger, eventually, protocol_of
+from support.waiting import has_ipv6
 
 from p2pllm.dht import Contact, DhtNode
 from p2pllm.dht import sockets as sockets_module
 from p2pllm.errors import PortTakenError
 from p2pllm.identity import Identity
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 

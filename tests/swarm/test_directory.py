@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bodies import SWARM, metrics_body, record
+from support.waiting import eventually
 
 from p2pllm.dht import Digest, Held
 from p2pllm.identity import Identity
@@ -120,12 +121,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     for period in ("READ_S", "GLANCE_S", "FULL_S", "LEADER_S", "PLAN_S", "ALONE_S", "SERVING_S"):
         monkeypatch.setattr(module, period, getattr(module, period) / 50)
     return Host()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def run(host: Host, condition: Callable[[], bool]) -> None:

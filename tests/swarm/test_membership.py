@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.bodies import metrics_body, record
+from support.waiting import eventually
 
 from p2pllm.config import Address
 from p2pllm.dht import Held
@@ -196,12 +197,6 @@ async def test_an_entry_counts_only_under_the_swarm_of_its_model() -> None:
     right = member(dht, BOOT)
     await right.join()
     assert await right.other_models() == []
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def stopped(task: asyncio.Task[None]) -> None:

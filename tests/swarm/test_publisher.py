@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bodies import SWARM, metrics_body, peer_body, record
+from support.waiting import eventually
 
 from p2pllm.errors import P2PLLMError
 from p2pllm.identity import Identity
@@ -129,12 +129,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(module, "COALESCE_S", 0.03)
     monkeypatch.setattr(module, "CHECK_S", 0.05)
     return Host()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def stopped(task: asyncio.Task[None]) -> None:

@@ -11,21 +11,13 @@ import ssl
 import aiohttp
 import pytest
 from aiohttp import web
+from support.waiting import has_ipv6
 
 from p2pllm.errors import PortTakenError, UsageError
 from p2pllm.transport import make_certificate, serve
 
 DEADLINE_S = 20.0
 FULL_REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-def has_ipv6():
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")

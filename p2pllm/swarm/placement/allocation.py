@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2pllm.records import MAX_EPOCH, Span
-from p2pllm.scheduling import Capacity, PeerId, Slice, safe_moves, spread
-from p2pllm.swarm.placement.layer_rows import Row, row_of, runs, spans
+from p2pllm.scheduling import Capacity, PeerId, Slice, runs, safe_moves, spread
+from p2pllm.swarm.placement.layer_rows import Row, row_of, spans
 from p2pllm.swarm.placement.members import Roster
 from p2pllm.swarm.placement.swarm_plan import SwarmPlan
 from p2pllm.swarm.view import PeerState

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from p2pllm.records import Span, SpanState
 from p2pllm.scheduling import Slice
 
-__all__ = ["Row", "row_of", "runs", "spans"]
+__all__ = ["Row", "row_of", "spans"]
 
 Row: TypeAlias = npt.NDArray[np.bool_]
 """Whether each layer belongs to a set, [L]."""
@@ -26,12 +26,6 @@ def row_of(layers: int, *slices: Slice | None) -> Row:
         if piece is not None:
             row[piece.start : piece.end] = True
     return row
-
-
-def runs(row: Row) -> list[tuple[int, int]]:
-    """The ranges [start, end) that a set falls into, in order."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], row, [False]))))
-    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
 def spans(held: Row, loading: Row, draining: Row) -> tuple[Span, ...]:
