@@ -67,6 +67,7 @@ class Identity:
         return f"Identity({self.peer_id})"
 
 
+@lru_cache(4096)
 def peer_id_of(public_key: bytes) -> PeerId:
     """The peer id that belongs to a 32-byte public key."""
     return hashlib.sha1(public_key, usedforsecurity=False).hexdigest()

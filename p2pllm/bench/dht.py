@@ -29,7 +29,7 @@ EVENT_SHARE: Final = 0.02
 SPACING_S: Final = 0.4
 """Between the starts of two members of a process: they share a core, and starting is the most work."""
 
-WARM_UP_S: Final = 5.0
+WARM_UP_S: Final = 12.0
 """From when all see all until something happens to them, or is measured."""
 
 TOGETHER_S: Final = 60.0

@@ -27,7 +27,7 @@ from p2pllm.transport import Certificate, make_certificate
 
 __all__ = ["Hive", "live_in"]
 
-SAMPLE_S: Final = 0.25
+SAMPLE_S: Final = 0.5
 POLL_S: Final = 0.02
 SERVING_S: Final = 1.0
 LAST_EVENT_S: Final = 2.0

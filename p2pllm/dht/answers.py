@@ -31,7 +31,7 @@ K: Final = 20
 MAX_PICKED: Final = 32
 """Records that one question may name."""
 
-PAGE_BYTES: Final = 1100
+PAGE_BYTES: Final = 1150
 PROOFS_PER_S: Final = 200.0
 
 

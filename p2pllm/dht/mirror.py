@@ -94,6 +94,10 @@ class Mirror:
                 newest[slot] = held
         return list(newest.values())
 
+    def stores(self, key: bytes) -> bool:
+        """Whether this node itself stores anything under ``key``."""
+        return bool(self._storage.live(key, self._clock()))
+
     def stored(self, key: bytes) -> list[Digest]:
         """Digests of what this node stores for others, and has published itself."""
         return [Digest.of(held) for held in self._storage.live(key, self._clock())]

@@ -117,7 +117,7 @@ class DhtNode:
         header = peek(raw)
         kept = self._records.accept(key, raw, header.ttl, source="", now=self._clock())
         overlays = self._overlays  # `close` may come in between
-        found = await asyncio.gather(*(overlay.replicas_of(key) for overlay in overlays))
+        found = [await overlay.replicas_of(key) for overlay in overlays]
         targets: dict[bytes, tuple[Overlay, Contact]] = {}  # a node of both families needs it once
         near = False
         for overlay, replicas in zip(overlays, found, strict=True):

@@ -66,7 +66,7 @@ class Reader:
     async def read(self, key: bytes) -> list[Held]:
         """The newest live record of each (peer, kind) under ``key``."""
         found = await self._replicas_of(key)
-        has_first = bool(self._mirror.stored(key)) and any(
+        has_first = self._mirror.stores(key) and any(
             overlay.is_near(key, replicas)
             for (overlay, *_), replicas in zip(self._overlays, found, strict=True)
         )
@@ -101,7 +101,7 @@ class Reader:
         return list(newest.values())
 
     async def _replicas_of(self, key: bytes) -> list[list[Contact]]:
-        return await asyncio.gather(*(overlay.replicas_of(key) for overlay, *_ in self._overlays))
+        return [await overlay.replicas_of(key) for overlay, *_ in self._overlays]
 
 
 async def _first(overlay: Overlay, key: bytes, order: Iterator[Contact], step: _Step[T]) -> T | None:

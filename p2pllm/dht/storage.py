@@ -22,7 +22,7 @@ MAX_RECORDS: Final = 8192
 MAX_PER_KEY: Final = 1024
 REMEMBER_S: Final = 600.0
 
-_SWEEP_S = 1.0
+_SWEEP_S = 2.0
 
 
 class ForgedRecordError(RecordError):
@@ -193,7 +193,7 @@ class Records:
         self._expired.move_to_end((key, slot))
 
     def _sweep(self, now: float) -> None:
-        """Forget what has expired, but not its sequence numbers; at most once a second."""
+        """Forget what has expired, but not its sequence numbers; every two seconds at most."""
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 
@@ -38,8 +39,11 @@ PLAN_ENTRIES: Final = 32
 _MAX_LAYERS = 4096
 _MAX_GENERATION = 2**32 - 1  # a plan repeats what its peers say, and must still fit a record
 _MAX_SECONDS = 3600.0
-_MAX_RHO = 10.0  # sums of absurd figures would be infinite, and medians of them everybody's problem
+_MAX_RHO = 8
+_MAX_RHO_S = 10.0  # sums of absurd figures would be infinite, and medians of them everybody's problem
 _FINGERPRINT_BYTES = 32
+_SECONDS = struct.Struct(">f")
+_RHO = struct.Struct(">8sf")
 _STATES: tuple[SpanState, ...] = ("loading", "ready", "draining")
 
 
@@ -178,7 +182,7 @@ class MetricsBody:
             self.free_kv_blocks,
             self.memory_used,
             float(self.upload),
-            [[bytes.fromhex(prefix), float(seconds)] for prefix, seconds in self.rho],
+            b"".join(bytes.fromhex(prefix) + _SECONDS.pack(seconds) for prefix, seconds in self.rho),
         ]
 
     @classmethod
@@ -196,7 +200,7 @@ class MetricsBody:
             free_kv_blocks=fields.count(),
             memory_used=fields.count(),
             upload=fields.number(),
-            rho=tuple(_rho(item) for item in fields.items(8)),
+            rho=_rho(fields.next()),
         )
 
 
@@ -346,6 +350,10 @@ def _plan_entry(packed: object) -> PlanEntry:
     return PlanEntry(peer, start, end, fields.count(_MAX_GENERATION))
 
 
-def _rho(packed: object) -> tuple[str, float]:
-    fields = Fields(packed, 2)
-    return fields.octets(8).hex(), fields.number(_MAX_RHO)
+def _rho(packed: object) -> tuple[tuple[str, float], ...]:
+    if not isinstance(packed, bytes) or len(packed) not in range(0, _MAX_RHO * _RHO.size + 1, _RHO.size):
+        raise RecordError(f"a record has something else where at most {_MAX_RHO} latencies belong")
+    rho = tuple((prefix.hex(), seconds) for prefix, seconds in _RHO.iter_unpack(packed))
+    if not all(0.0 <= seconds <= _MAX_RHO_S for _, seconds in rho):  # NaN is nowhere between
+        raise RecordError(f"a record has a latency that is not from 0 to {_MAX_RHO_S:g} seconds")
+    return rho

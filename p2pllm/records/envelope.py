@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, cast
 
 import msgpack
@@ -129,6 +130,7 @@ def open_record(raw: bytes) -> Record:
     return _to_record(raw, header)
 
 
+@lru_cache(1024)
 def peek(raw: bytes) -> Header:
     """The header of a record, its form checked but *not* its signature; RecordError if it is malformed."""
     return _parse_envelope(raw)[0]

@@ -1,7 +1,8 @@
 """Where records lie in the DHT: 20-byte keys, each for one purpose of one swarm.
 
 The directory of a swarm is cut into ``2**bits`` shards by the first bits of the peer id, so that a shard
-holds some 16 records whatever the size of the swarm; the leader's claim says how many bits it has now.
+holds the records of some 16 peers whatever the size of the swarm; the leader's claim says how many bits it
+has now.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ __all__ = [
     "swarms_keys",
 ]
 
-MAX_DIRECTORY_BITS: Final = 9
-"""Shards are not cut smaller than this: 512 of them serve 4096 peers."""
+MAX_DIRECTORY_BITS: Final = 8
+"""Shards are not cut smaller than this: 256 of them serve 4096 peers."""
 
 MAX_PLAN_PARTS: Final = 256
 """Records that one plan may be cut into: as many as a byte tells apart."""

@@ -52,7 +52,7 @@ class Status:
         """The body of ``/api/swarm``: ``route`` is the chain that a request would take now, ``contacts`` how
         many nodes of the DHT this peer knows.
         """
-        swarm, peers = self._swarm, self.peers()
+        now, swarm, peers = time.monotonic(), self._swarm, self.peers()
         route: Chain | None = None
         with suppress(NoRouteError):
             route = self._router.chain(expected_tokens=1, preview=True)
@@ -71,7 +71,7 @@ class Status:
             "route": None
             if route is None
             else {"stages": _stages(route, peers), "latency_s": round(route.latency_s, 6)},
-            "peers": [_peer_json(state, self._size.layers) for state in peers],
+            "peers": [_peer_json(state, self._size.layers, now) for state in peers],
         }
 
     def cluster(self, *, planned: bool = False) -> Json:
@@ -124,7 +124,7 @@ def _plan_json(plan: SwarmPlan, peers: Sequence[PeerState]) -> Json:
     }
 
 
-def _peer_json(state: PeerState, layers: int) -> Json:
+def _peer_json(state: PeerState, layers: int, now: float) -> Json:
     body, metrics = state.body, state.metrics or NO_METRICS
     return {
         "peer": state.peer,
@@ -141,7 +141,7 @@ def _peer_json(state: PeerState, layers: int) -> Json:
         "leaving": body.leaving,
         "paused": body.paused,
         "pinned": body.pinned,
-        "age_s": round(state.age_s, 3),
+        "age_s": round(now - state.heard_s, 3),
         "spans": [{"start": span.start, "end": span.end, "state": span.state} for span in metrics.spans],
         "layer_s": metrics.layer_s,
         "head_s": metrics.head_s,

@@ -45,7 +45,7 @@ PLAN_S: Final = 10.0
 ALONE_S: Final = 1.5
 """How often a peer that knows nobody looks for its own shard under another width."""
 
-KEYS_A_ROUND: Final = 32
+KEYS_A_ROUND: Final = 16
 """Shards that are read in the time of a round, those of 256 peers; more of them take longer."""
 
 READ_DEADLINE_S: Final = 5.0

@@ -37,7 +37,7 @@ __all__ = ["Swarm"]
 WATCH_S: Final = 0.25
 RESTLESS_S: Final = 3.0
 """For so long after some have come or gone the directory is read in full, also while idle."""
-PROBE_S: Final = 2.0
+PROBE_S: Final = 4.0
 IDLE_PROBE_S: Final = 10.0
 SERVING_S: Final = 10.0
 

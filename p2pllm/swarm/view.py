@@ -42,10 +42,8 @@ class PeerState:
     peer: PeerId
     body: PeerBody
     metrics: MetricsBody | None
-    age_s: float
-    """Seconds since the last news of this peer arrived here."""
     heard_s: float = math.inf
-    """When it arrived, by the local clock."""
+    """When the last news of this peer arrived here, by the local clock."""
 
     @property
     def ready(self) -> bool:
@@ -86,6 +84,14 @@ class _Known:
     """The same, hints left out."""
     record_s: float = -math.inf
     """The last record."""
+    built: PeerState | None = None
+    """What ``state`` has returned since the last news."""
+
+    def state(self, peer: PeerId) -> PeerState | None:
+        """What ``peer`` last said; far more is asked than told."""
+        if self.built is None and self.body is not None:
+            self.built = PeerState(peer, self.body, self.metrics, self.heard_s)
+        return self.built
 
     def alive(self, now: float) -> bool:
         return self.body is not None and now <= self.until
@@ -108,6 +114,7 @@ class View:
         self._known: dict[PeerId, _Known] = {}  # longest without a record first
         self._present: set[PeerId] = set()
         self._sorted: list[PeerId] | None = None  # the same by id, once asked for
+        self._states: tuple[PeerState, ...] | None = None  # what they last said, once asked for
         self._earliest = math.inf  # before this nobody of them falls silent
         self._told: frozenset[PeerId] = frozenset()  # who was present when changes were last asked for
         self._version = 0
@@ -143,6 +150,7 @@ class View:
         if known.metrics is None:
             known.heard_s = now
         known.record_s = now
+        known.built = None
         self._keep(record.peer_id, known, now)
         return True
 
@@ -163,6 +171,7 @@ class View:
         until = min(now + min(digest.life, GONE_S), known.signed_until + HINT_S)
         if until > known.until:
             known.until, known.heard_s = until, now
+            known.built = None
             self._is_news(digest.peer_id)
         return False
 
@@ -192,16 +201,19 @@ class View:
 
     def peers(self, now: float) -> tuple[PeerState, ...]:
         """All live peers, by id."""
-        if self._sorted is None:
-            self._sorted = sorted(self._present)
-        return tuple(state for peer in self._sorted if (state := self.peer(peer, now)) is not None)
+        if self._states is None:
+            if self._sorted is None:
+                self._sorted = sorted(self._present)
+            states = (self._known[peer].state(peer) for peer in self._sorted)
+            self._states = tuple(state for state in states if state is not None)
+        if now <= self._earliest:
+            return self._states
+        return tuple(state for state in self._states if self._known[state.peer].alive(now))
 
     def peer(self, peer: PeerId, now: float) -> PeerState | None:
         """One live peer, or None."""
         known = self._known.get(peer)
-        if known is None or known.body is None or not known.alive(now):
-            return None
-        return PeerState(peer, known.body, known.metrics, now - known.heard_s, known.heard_s)
+        return None if known is None or not known.alive(now) else known.state(peer)
 
     def seq(self, peer: PeerId) -> int:
         """The highest sequence number seen from ``peer`` (0: none)."""
@@ -245,6 +257,7 @@ class View:
         del self._known[peer]
 
     def _is_news(self, peer: PeerId) -> None:
+        self._states = None
         self._version += 1
         self._changed.pop(peer, None)
         self._changed[peer] = self._version

@@ -11,8 +11,8 @@ __all__ = ["OVERLAP_S", "Widths", "bits_for"]
 OVERLAP_S: Final = 10.0
 """So long everybody uses the shards from before a change, too: not all hear of it at once."""
 
-PEERS_A_SHARD: Final = 8
-"""What a shard should have; each peer keeps two records there."""
+PEERS_A_SHARD: Final = 16
+"""What a shard should have: a page has room for the news of few, and each shard costs its readers one."""
 
 
 def bits_for(peers: int, bits: int) -> int:

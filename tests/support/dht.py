@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -31,17 +32,19 @@ class Clock:
 
 
 class Network:
-    """Nodes that share one clock, and the identities behind them."""
+    """Nodes that share one clock, and the identities behind them, the same in each run."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.identities: dict[DhtNode, Identity] = {}
         self._seq = itertools.count(1)
+        self._number = itertools.count()
 
     async def node(self, identity: Identity | None = None, *hosts: str, wrap: Wrap | None = None) -> DhtNode:
         """A node that listens (on 127.0.0.1 if nothing is said) and knows nobody."""
-        identity = identity or Identity.generate()
-        node = DhtNode(identity, clock=self.clock, wrap=wrap)
+        number = next(self._number)
+        identity = identity or Identity.from_seed(number.to_bytes(32))
+        node = DhtNode(identity, clock=self.clock, rng=random.Random(number), wrap=wrap)
         self.identities[node] = identity
         await node.start(hosts or ("127.0.0.1",), 0)
         return node

@@ -34,7 +34,7 @@ def state(
         spans=tuple(Span(span[0], span[1], span[2] if len(span) > 2 else ready) for span in spans),
         generation=generation,
     )
-    return PeerState(full(name), peer_body(capacity=tuple(capacity), **body), metrics, 0.0, heard_s)
+    return PeerState(full(name), peer_body(capacity=tuple(capacity), **body), metrics, heard_s)
 
 
 def plan_of(

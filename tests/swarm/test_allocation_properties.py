@@ -53,7 +53,7 @@ class Peer:
         at, spans, generation, paused = known[-1]
         body = peer_body(capacity=tuple(self.capacity), paused=paused, pinned=self.pinned is not None)
         metrics = metrics_body(spans=spans, generation=generation)
-        return PeerState(self.name, body, metrics, now - at - late, at + late)
+        return PeerState(self.name, body, metrics, at + late)
 
     def act(self, now: float) -> None:
         """Finish what is due."""

@@ -34,18 +34,18 @@ OWN, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
     ("peers", "bits", "expected"),
     [
         (1, 0, 0),
-        (12, 0, 0),
-        (13, 0, 1),
-        (64, 0, 3),
-        (256, 0, 5),
-        (4096, 0, 9),
+        (24, 0, 0),
+        (25, 0, 1),
+        (64, 0, 2),
+        (256, 0, 4),
+        (4096, 0, 8),
         (100_000, 0, MAX_DIRECTORY_BITS),
-        (8, 1, 1),  # 4 a shard: enough to leave it so
-        (7, 1, 0),
-        (0, 9, 0),
+        (16, 1, 1),  # 8 a shard: enough to leave it so
+        (15, 1, 0),
+        (0, 8, 0),
     ],
 )
-def test_shards_have_some_eight_peers(peers: int, bits: int, expected: int) -> None:
+def test_shards_have_some_sixteen_peers(peers: int, bits: int, expected: int) -> None:
     assert bits_for(peers, bits) == expected
 
 
@@ -53,8 +53,8 @@ def test_shards_have_some_eight_peers(peers: int, bits: int, expected: int) -> N
 def test_the_width_is_stable_once_chosen(peers: int, bits: int) -> None:
     chosen = bits_for(peers, bits)
     assert bits_for(peers, chosen) == chosen
-    assert chosen == MAX_DIRECTORY_BITS or peers / 2**chosen <= 12
-    assert chosen == 0 or peers / 2**chosen >= 4
+    assert chosen == MAX_DIRECTORY_BITS or peers / 2**chosen <= 24
+    assert chosen == 0 or peers / 2**chosen >= 8
 
 
 def test_old_shards_are_used_for_a_while_beside_new_ones() -> None:

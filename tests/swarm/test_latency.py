@@ -19,7 +19,7 @@ A, B, C, D = (digit * 40 for digit in "abcd")
 
 def state(peer: str, region: str, rho: dict[str, float] | None = None, **changes: object) -> PeerState:
     pairs = tuple((other[:16], seconds) for other, seconds in (rho or {}).items())
-    return PeerState(peer, peer_body(region=region), metrics_body(rho=pairs, **changes), 0.0)
+    return PeerState(peer, peer_body(region=region), metrics_body(rho=pairs, **changes))
 
 
 def test_measured_pairs_win_in_their_own_direction_first() -> None:

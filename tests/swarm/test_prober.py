@@ -17,7 +17,7 @@ LAYERS = 30
 
 
 def holds(peer: str, start: int, end: int, **changes: object) -> PeerState:
-    return PeerState(peer, peer_body(**changes), metrics_body(spans=(Span(start, end, "ready"),)), 0.0)
+    return PeerState(peer, peer_body(**changes), metrics_body(spans=(Span(start, end, "ready"),)))
 
 
 def name(number: int) -> str:

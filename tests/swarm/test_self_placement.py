@@ -37,7 +37,7 @@ class Peer:
 
     def state(self, now: float) -> PeerState:
         metrics = metrics_body(spans=self.allocation.spans(), generation=self.allocation.generation)
-        return PeerState(self.name, self.body, metrics, 0.0, now)
+        return PeerState(self.name, self.body, metrics, now)
 
     @property
     def ready(self) -> set[int]:

@@ -38,7 +38,7 @@ def test_a_peer_is_known_by_its_newest_records() -> None:
     assert view.apply(record(ONE, metrics_body(layer_s=0.5), seq=6), 1.0)
     (state,) = view.peers(2.0)
     assert state.metrics is not None
-    assert (state.peer, state.metrics.layer_s, state.age_s) == (ONE.peer_id, 0.5, 1.0)
+    assert (state.peer, state.metrics.layer_s, state.heard_s) == (ONE.peer_id, 0.5, 1.0)
     assert view.seq(ONE.peer_id) == 6
     assert view.is_newer(ONE.peer_id, "peer", 6)
     assert not view.is_newer(ONE.peer_id, "metrics", 6)
@@ -209,7 +209,7 @@ def test_holders_say_when_they_were_heard() -> None:
     view.apply(record(ONE, peer_body(region="us"), seq=2), 6.0)
     (state,) = view.peers(7.0)
     (holder,) = state.holders()
-    assert (state.age_s, state.heard_s, holder.heard_s) == (2.0, 5.0, 5.0)
+    assert (state.heard_s, holder.heard_s) == (5.0, 5.0)
 
 
 def test_newcomers_push_out_who_has_been_silent_longest(monkeypatch: pytest.MonkeyPatch) -> None:

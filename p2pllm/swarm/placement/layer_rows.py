@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +16,6 @@ __all__ = ["Row", "row_of", "spans"]
 Row: TypeAlias = npt.NDArray[np.bool_]
 """Whether each layer belongs to a set, [L]."""
 
-_STATES: tuple[SpanState | None, ...] = (None, "ready", "draining", "loading")
-
 
 def row_of(layers: int, *slices: Slice | None) -> Row:
     """The layers of some slices of a model of so many layers."""
@@ -30,10 +28,19 @@ def row_of(layers: int, *slices: Slice | None) -> Row:
 
 def spans(held: Row, loading: Row, draining: Row) -> tuple[Span, ...]:
     """What a record says of layers that are held, loading, and of those held that are to be dropped."""
-    codes = np.where(loading, 3, np.where(held, 1 + draining.astype(np.intp), 0))
-    edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-    return tuple(
-        Span(start, end, state)
-        for start, end in pairwise(edges)
-        if (state := _STATES[int(codes[start])]) is not None
-    )
+    states = map(_state, held.tolist(), loading.tolist(), draining.tolist())
+    found: list[Span] = []
+    end = 0
+    for state, run in groupby(states):
+        start, end = end, end + len(list(run))
+        if state is not None:
+            found.append(Span(start, end, state))
+    return tuple(found)
+
+
+def _state(held: bool, loading: bool, draining: bool) -> SpanState | None:
+    if loading:
+        return "loading"
+    if not held:
+        return None
+    return "draining" if draining else "ready"
