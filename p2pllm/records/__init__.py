@@ -9,20 +9,7 @@ exactly as they travel, so nothing depends on how a msgpack library chooses to e
 when a record is opened; what comes out is frozen and typed.
 """
 
-from p2pllm.records.bodies import (
-    MAX_EPOCH,
-    PLAN_ENTRIES,
-    Body,
-    ClaimBody,
-    Kind,
-    MetricsBody,
-    PeerBody,
-    PlanBody,
-    PlanEntry,
-    Span,
-    SpanState,
-    SwarmBody,
-)
+from p2pllm.records.bodies import Body, SwarmBody
 from p2pllm.records.envelope import MAX_RECORD_BYTES, MAX_TTL_S, Header, Record, open_record, peek, seal
 from p2pllm.records.keys import (
     MAX_DIRECTORY_BITS,
@@ -35,6 +22,9 @@ from p2pllm.records.keys import (
     swarms_key,
     swarms_keys,
 )
+from p2pllm.records.leader_bodies import PLAN_ENTRIES, ClaimBody, PlanBody, PlanEntry
+from p2pllm.records.limits import MAX_EPOCH, Kind
+from p2pllm.records.member_bodies import MetricsBody, PeerBody, Span, SpanState
 from p2pllm.records.secrecy import SwarmKey, read_swarm_key
 
 __all__ = [

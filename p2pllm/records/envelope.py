@@ -10,7 +10,7 @@ import msgpack
 
 from p2pllm.errors import RecordError
 from p2pllm.identity import Identity, PeerId, peer_id_of, verify
-from p2pllm.records.bodies import BODIES, CODES, Body, Kind
+from p2pllm.records.bodies import BODIES, CODES, Body
 from p2pllm.records.fields import Fields
 from p2pllm.records.keys import (
     MAX_DIRECTORY_BITS,
@@ -19,6 +19,7 @@ from p2pllm.records.keys import (
     leader_key,
     swarms_key,
 )
+from p2pllm.records.limits import Kind
 from p2pllm.records.secrecy import SwarmKey
 
 __all__ = ["MAX_RECORD_BYTES", "MAX_TTL_S", "Header", "Record", "open_record", "peek", "seal"]
