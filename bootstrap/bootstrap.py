@@ -28,6 +28,7 @@ from p2pllm.state import Remembered
 __all__ = ["main"]
 
 RETRY_S = 15.0
+FIRST_REMEMBER_S = 5.0
 REMEMBER_S = 60.0
 HOSTS = "0.0.0.0,::"
 
@@ -143,9 +144,11 @@ async def _stay_joined(node: DhtNode, friends: tuple[Address, ...], remembered: 
 
 async def _remember(node: DhtNode, remembered: Remembered) -> None:
     """Write down now and then who is there."""
+    pause = FIRST_REMEMBER_S
     while True:
-        await asyncio.sleep(REMEMBER_S)
+        await asyncio.sleep(pause)
         await _save(node, remembered)
+        pause = REMEMBER_S
 
 
 async def _save(node: DhtNode, remembered: Remembered) -> None:

@@ -31,6 +31,9 @@ LATE_S: Final = 2.0
 LAG_S: Final = 0.03
 MAX_LAGS: Final = 6
 
+TOKEN_S: Final = 600.0
+"""So long a token is given out, and taken for as long again: addresses change hands."""
+
 Wrap: TypeAlias = Callable[[asyncio.DatagramTransport], asyncio.DatagramTransport]
 """Puts something between a node and its socket."""
 
@@ -68,6 +71,7 @@ class Exchange(KademliaProtocol, ABC):  # type: ignore[misc]  # the package ship
         self._clock = clock
         self._wrap = wrap
         self._secret = os.urandom(16)
+        self._phase = int.from_bytes(self._secret[:2]) / 2**16  # nodes do not all change tokens at once
         self._limits = Limits()
         self._questions: dict[bytes, _Question] = {}
         self._congested = False
@@ -167,7 +171,7 @@ class Exchange(KademliaProtocol, ABC):  # type: ignore[misc]  # the package ship
     def _on_request(self, request: Request, address: Address, size: int) -> None:
         now = self._clock()
         token = self._token(address)
-        proven = request.token == token
+        proven = request.token == token or request.token == self._token(address, age=1)
         if not self._limits.allows(address, now, proven=proven):
             return
         if proven:
@@ -184,8 +188,10 @@ class Exchange(KademliaProtocol, ABC):  # type: ignore[misc]  # the package ship
             reply = encode_reply(request.nonce, self._id, token, None)
         self._send(reply, address)
 
-    def _token(self, address: Address) -> bytes:
-        proof = f"{address[0]} {address[1]}".encode()
+    def _token(self, address: Address, *, age: int = 0) -> bytes:
+        """What the node at ``address`` has to show, now or ``age`` changes ago."""
+        period = int(self._clock() / TOKEN_S + self._phase) - age
+        proof = f"{address[0]} {address[1]} {period}".encode()
         return hashlib.blake2b(proof, key=self._secret, digest_size=TOKEN_BYTES).digest()
 
     # The socket

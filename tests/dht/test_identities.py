@@ -7,6 +7,7 @@ import os
 from support.dht import KEY, Network, Stranger, address_of, eventually, method_of, protocol_of
 
 from p2pllm.dht import Contact
+from p2pllm.dht.exchange import TOKEN_S
 from p2pllm.identity import Identity
 
 
@@ -61,6 +62,19 @@ async def test_a_token_is_good_for_one_address_and_one_node(network: Network, st
     await stranger.ask(one, "ping")
     assert (await stranger.ask(one, "find_node", KEY, 20))[2] is not None
     assert (await stranger.ask(other, "find_node", KEY, 20))[2] is None
+
+
+async def test_a_token_is_good_for_a_while_only(network: Network, stranger: Stranger) -> None:
+    """Or whoever once had an address could have answers sent to whoever has it now."""
+    node = await network.node()
+    await stranger.ask(node, "ping")
+    token = stranger.token
+    network.clock.now += TOKEN_S
+    assert (await stranger.ask(node, "find_node", KEY, 20))[2] is not None
+    assert stranger.token != token
+    network.clock.now += TOKEN_S
+    stranger.token = token
+    assert (await stranger.ask(node, "find_node", KEY, 20))[2] is None
 
 
 async def test_a_node_enters_the_table_only_by_proving_its_id(network: Network, stranger: Stranger) -> None:
