@@ -39,10 +39,14 @@ _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a peer can be reached: the URL of its API, and what others run to join its swarm."""
+    """Where a peer can be reached: the URL of its API, and what others run to join its swarm.
+
+    ``api_key`` is for the peer's own chat, empty where the API takes none.
+    """
 
     api_url: str
     join_command: str
+    api_key: str = ""
 
 
 def advertised(

@@ -134,14 +134,20 @@ def _demo(options: argparse.Namespace) -> int:
 def _chat(options: argparse.Namespace) -> int:
     from p2pllm.terminal import chat_with
 
-    return _run(chat_with(options.api))
+    return _run(chat_with(options.api, options.api_key))
 
 
 def _status(options: argparse.Namespace) -> int:
     from p2pllm.terminal import show_status
 
     return _run(
-        show_status(options.api, as_json=options.json, as_cluster=options.cluster, watch=options.watch)
+        show_status(
+            options.api,
+            options.api_key,
+            as_json=options.json,
+            as_cluster=options.cluster,
+            watch=options.watch,
+        )
     )
 
 

@@ -83,6 +83,7 @@ class PeerConfig:
     api_host: str = "127.0.0.1"
     api_port: int | None = None
     api_open: bool = False
+    api_key_file: Path | None = None
     swarm_key_file: Path | None = None
     insecure_links: bool = False
     grace: float = 30.0

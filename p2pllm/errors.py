@@ -61,7 +61,14 @@ class LinkError(P2PLLMError):
 
 
 class BusyError(P2PLLMError):
-    """A stage has too little KV cache or queue left for the request; another peer may have room."""
+    """There is no room for the request now: on a stage, or in what its client may have at once.
+
+    ``retry_after_s`` says when to try again.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class RequestError(P2PLLMError):

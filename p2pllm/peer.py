@@ -31,6 +31,7 @@ from p2pllm.scheduling import ModelSize, PeerId, fit_slice, kv_room
 from p2pllm.serving import (
     Allocator,
     Api,
+    ApiKeys,
     Completer,
     Generator,
     Network,
@@ -75,10 +76,12 @@ async def run_peer(
 
     Raises: UsageError, ModelError (alone or in an ExceptionGroup) with what to change.
     """
-    if not (is_loopback(config.api_host) or config.api_open):
+    if not (is_loopback(config.api_host) or config.api_open or config.api_key_file):
         raise UsageError(
-            f"an API on {config.api_host} is open to all who can reach it: pass --api-open if you want that"
+            f"an API on {config.api_host} is open to all who can reach it: pass --api-key-file, or "
+            "--api-open if you want that"
         )
+    keys = None if config.api_key_file is None else await asyncio.to_thread(ApiKeys, config.api_key_file)
     secret = None if config.swarm_key_file is None else read_swarm_key(config.swarm_key_file)
     async with AsyncExitStack() as stack:
         checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
@@ -95,6 +98,7 @@ async def run_peer(
             remembered=await asyncio.to_thread(Remembered.load, held.state_path),
             certificate=None if config.insecure_links else await asyncio.to_thread(make_certificate),
             secret=secret,
+            keys=keys,
             checkpoint=checkpoint,
             machine=machine,
             size=size,
@@ -119,6 +123,7 @@ class Peer:
         remembered: Remembered,
         certificate: Certificate | None,
         secret: SwarmKey | None,
+        keys: ApiKeys | None,
         checkpoint: Checkpoint,
         machine: Machine,
         size: ModelSize,
@@ -207,7 +212,8 @@ class Peer:
             kv_room=partial(kv_room, size, machine.memory_bytes),
             changed=self._swarm.soon,
         )
-        self._api = Api(status=status, operator=self, rng=self._rng)
+        self._api_keys = keys
+        self._api = Api(status=status, operator=self, rng=self._rng, keys=keys)
 
     async def prepare(self) -> None:
         """Read the tokenizer and get ready to load layers. Raises ModelError for a model that cannot be run.
@@ -246,7 +252,11 @@ class Peer:
         api = await take_api_port(self._api.application(), config.api_host, config.api_port)
         stack.push_async_callback(api.close)
         host = f"[{config.api_host}]" if ":" in config.api_host else config.api_host
-        listening = Listening(f"http://{host}:{api.port}", self._join_command())
+        listening = Listening(
+            f"http://{host}:{api.port}",
+            self._join_command(),
+            "" if self._api_keys is None else self._api_keys.own,
+        )
         log.info("api_listening", url=listening.api_url)
         log.info(
             "peer_listening",
@@ -293,6 +303,8 @@ class Peer:
             # A peer whose executor is broken must not stay in the view as a holder.
             group.create_task(self._executor.watch())
             group.create_task(self._allocator.run())
+            if self._api_keys is not None:
+                group.create_task(self._api_keys.follow())
             await self._stages.run()
 
     async def _watch_addresses(self) -> None:

@@ -35,7 +35,7 @@ async def chat_beside(listening: asyncio.Future[Listening], stop: asyncio.Event,
             peer = await listening
         console.print(f"API at {peer.api_url}, log in {log_file}", style="dim")
         console.print(f"others join with: {peer.join_command}", soft_wrap=True)
-        async with api_client(peer.api_url) as client:
+        async with api_client(peer.api_url, peer.api_key) as client:
             await _until_ready(client, console, stop)
             if not stop.is_set():
                 print_swarm(console, await client.swarm())
@@ -62,19 +62,19 @@ async def _until_ready(client: ApiClient, console: Console, stop: asyncio.Event)
                 await asyncio.wait_for(stop.wait(), READY_POLL_S)
 
 
-async def chat_with(url: str) -> int:
+async def chat_with(url: str, key: str) -> int:
     """``p2pllm chat``: the chat against a peer that runs elsewhere."""
     console = make_console()
-    async with api_client(url) as client:
+    async with api_client(url, key) as client:
         print_swarm(console, await client.swarm())
         await chat_loop(client, console)
     return 0
 
 
-async def show_status(url: str, *, as_json: bool, as_cluster: bool, watch: bool) -> int:
+async def show_status(url: str, key: str, *, as_json: bool, as_cluster: bool, watch: bool) -> int:
     """``p2pllm status``."""
     console = make_console()
-    async with api_client(url) as client:
+    async with api_client(url, key) as client:
         if as_cluster:
             console.out(json.dumps(await client.cluster(), indent=2))
         elif as_json:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from typing import Any
 
 from p2pllm.flags.common import DEFAULT_API, add_model_flags, command, positive, temperature, typed
 
 __all__ = ["add_chat", "add_demo", "add_operator_commands", "add_status"]
+
+KEY_VARIABLE = "P2PLLM_API_KEY"
 
 
 def add_demo(commands: Any) -> None:
@@ -36,7 +40,7 @@ def add_chat(commands: Any) -> None:
         "chat with a running peer",
         "Open the chat against a peer that is already running.",
     )
-    parser.add_argument("--api", default=DEFAULT_API, metavar="URL", help="of the peer's API")
+    _add_api_flags(parser)
 
 
 def add_status(commands: Any) -> None:
@@ -46,7 +50,7 @@ def add_status(commands: Any) -> None:
         "show the swarm",
         "Show who serves which layers, as a running peer sees it.",
     )
-    parser.add_argument("--api", default=DEFAULT_API, metavar="URL", help="of the peer's API")
+    _add_api_flags(parser)
     parser.add_argument("--json", action="store_true", help="everything the peer knows, as JSON")
     parser.add_argument(
         "--cluster",
@@ -83,3 +87,13 @@ def add_operator_commands(commands: Any) -> None:
                 action="store_true",
                 help="also make moves that interrupt the service, as when two full peers swap layers",
             )
+
+
+def _add_api_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--api", default=DEFAULT_API, metavar="URL", help="of the peer's API")
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get(KEY_VARIABLE, ""),
+        metavar="KEY",
+        help=f"where the peer takes one; default: what {KEY_VARIABLE} says in the environment",
+    )

@@ -76,6 +76,12 @@ def add_up(commands: Any) -> None:
         "--api-open", action="store_true", help="allow an --api-host that other machines can reach"
     )
     parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="answer only who has one of the keys in this TOML file; see the README",
+    )
+    parser.add_argument(
         "--swarm-key-file",
         type=Path,
         metavar="FILE",

@@ -7,6 +7,7 @@ from p2pllm.serving.api import Api
 from p2pllm.serving.client import ApiClient, Figures, api_client
 from p2pllm.serving.completion import Completer
 from p2pllm.serving.generation import Generator
+from p2pllm.serving.keys import ApiKeys
 from p2pllm.serving.operator import OPERATOR_COMMANDS, Operator
 from p2pllm.serving.repl import chat_loop, print_answer
 from p2pllm.serving.router import Router
@@ -20,6 +21,7 @@ __all__ = [
     "Allocator",
     "Api",
     "ApiClient",
+    "ApiKeys",
     "Completer",
     "Figures",
     "Generator",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import secrets
 import time
@@ -17,15 +18,19 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from p2pllm.errors import BusyError, ContextLengthError, NoRouteError, P2PLLMError, RequestError
+from p2pllm.serving.allowance import Allowances
 from p2pllm.serving.completion import Completer, Finished, Text
-from p2pllm.serving.operator import Operator, operator_routes
+from p2pllm.serving.keys import ApiKeys, Client
+from p2pllm.serving.operator import Operator, is_local, operator_routes
 from p2pllm.serving.schemas import ChatBody
 from p2pllm.serving.status import Status
 
 __all__ = ["Api"]
 
 MAX_BODY = 4 * 2**20
-RETRY_AFTER_S = 1
+RETRY_AFTER_S = 1.0
+
+_CODES = {401: "invalid_api_key", 404: "not_found"}
 
 log = structlog.get_logger()
 
@@ -36,7 +41,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Api:
     """Routes and handlers. ``completer`` is None until this peer can serve."""
 
-    def __init__(self, *, status: Status, operator: Operator, rng: random.Random) -> None:
+    def __init__(
+        self, *, status: Status, operator: Operator, rng: random.Random, keys: ApiKeys | None = None
+    ) -> None:
+        """With ``keys`` only their holders are answered, and those on this machine who ask how things are."""
         self.completer: Completer | None = None
         self.unavailable = ""
         """Why this peer answers nobody any more; empty while it does."""
@@ -44,6 +52,8 @@ class Api:
         self._status = status
         self._operator = operator
         self._rng = rng
+        self._keys = keys
+        self._allowances = Allowances()
         self._started = int(time.time())
         self._answering = 0
         self._idle = asyncio.Event()
@@ -51,7 +61,7 @@ class Api:
 
     def application(self) -> web.Application:
         """The aiohttp application with all routes."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors, self._authorize])
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._chat),
@@ -67,6 +77,23 @@ class Api:
     async def idle(self) -> None:
         """Wait until no answer is on its way to a client."""
         await self._idle.wait()
+
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_about_here = request.path.startswith("/api/") and is_local(request)
+        if request.path != "/healthz" and not is_about_here:
+            self._client(request)
+        return await handler(request)
+
+    def _client(self, request: web.Request) -> Client:
+        """Who asks; HTTPUnauthorized if that takes a key, and there is no good one."""
+        if self._keys is None:
+            return Client(request.remote or "")
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        client = self._keys.client(key.strip()) if scheme.lower() == "bearer" else None
+        if client is None:
+            raise web.HTTPUnauthorized(text="this needs an API key: send Authorization: Bearer KEY")
+        return client
 
     async def _health(self, _request: web.Request) -> web.Response:
         """200 once requests can be answered from here, 503 while the swarm does not cover the model."""
@@ -102,13 +129,16 @@ class Api:
         if self.completer is None or self.unavailable:
             reason = self.unavailable or "this peer is still starting: try again shortly"
             raise web.HTTPServiceUnavailable(text=reason)
-        answer = self.completer.complete(body.prompt(default_seed=self._rng.getrandbits(63)))
+        client, use = self._client(request), _Use()
+        self._allowances.enter(client, time.monotonic())
+        answer = use.of(self.completer.complete(body.prompt(default_seed=self._rng.getrandbits(63))))
         self._answering += 1
         self._idle.clear()
         try:
             async with aclosing(answer):
                 return await (self._stream(request, body, answer) if body.stream else self._plain(answer))
         finally:
+            self._allowances.leave(client, use.tokens, time.monotonic())
             self._answering -= 1
             if not self._answering:
                 self._idle.set()
@@ -188,6 +218,23 @@ class Api:
         }
 
 
+class _Use:
+    """Counts what an answer took. One that breaks off counts for what was said of it."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    async def of(self, answer: AsyncGenerator[Text | Finished]) -> AsyncGenerator[Text | Finished]:
+        """The same answer, counted as it comes."""
+        async with aclosing(answer):
+            async for event in answer:
+                if isinstance(event, Finished):
+                    self.tokens = event.prompt_tokens + len(event.token_ids)
+                else:
+                    self.tokens += 1
+                yield event
+
+
 def _usage(finished: Finished) -> Json:
     completion = len(finished.token_ids)
     return {
@@ -214,7 +261,7 @@ def _status(error: Exception) -> tuple[int, str, str | None]:
             return 400, "invalid_request_error", None
         case web.HTTPException(status=status):
             kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-            return status, kind, "not_found" if status == HTTPStatus.NOT_FOUND else None
+            return status, kind, _CODES.get(status)
         case BusyError():
             return 429, "rate_limit_error", "overloaded"
         case NoRouteError():
@@ -241,6 +288,15 @@ def _error_body(error: Exception) -> Json:
     return {"error": {"message": _message(error), "type": kind, "param": None, "code": code}}
 
 
+def _headers(error: Exception, status: int) -> dict[str, str]:
+    if isinstance(error, web.HTTPUnauthorized):
+        return {"WWW-Authenticate": "Bearer"}
+    if status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        return {}
+    seconds = error.retry_after_s if isinstance(error, BusyError) else RETRY_AFTER_S
+    return {"Retry-After": str(math.ceil(seconds))}
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Errors in the shape that OpenAI's clients parse."""
@@ -248,9 +304,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except (P2PLLMError, ValidationError, web.HTTPException) as error:
         status = _status(error)[0]
-        busy = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if busy else {}
-        return web.json_response(_error_body(error), status=status, headers=headers)
+        return web.json_response(_error_body(error), status=status, headers=_headers(error, status))
     except ConnectionResetError:
         raise  # nobody is there to tell
     except Exception as error:

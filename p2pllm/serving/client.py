@@ -135,8 +135,9 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
 
 
 @asynccontextmanager
-async def api_client(url: str) -> AsyncIterator[ApiClient]:
-    """Connects to the API at ``url`` (http://host:port)."""
+async def api_client(url: str, key: str = "") -> AsyncIterator[ApiClient]:
+    """Connects to the API at ``url`` (http://host:port), with an API key where it takes one."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=SILENCE_DEADLINE_S)
-    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_LINE) as http:
+    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_LINE, headers=headers) as http:
         yield ApiClient(http, (url if "://" in url else f"http://{url}").rstrip("/"))

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-__all__ = ["OPERATOR_COMMANDS", "OPERATOR_HEADER", "Operator", "operator_routes"]
+__all__ = ["OPERATOR_COMMANDS", "OPERATOR_HEADER", "Operator", "is_local", "operator_routes"]
 
 OPERATOR_HEADER: Final = "X-P2PLLM-Operator"
 """Must be there: a web page that somebody has open on this machine cannot send it unasked."""
@@ -46,10 +46,14 @@ def operator_routes(operator: Operator) -> list[web.RouteDef]:
     return [web.post(f"/api/{command}", handle) for command in OPERATOR_COMMANDS]
 
 
-def _check_local(request: web.Request) -> None:
+def is_local(request: web.Request) -> bool:
+    """Whether a request comes from the peer's own machine."""
     try:
-        local = ipaddress.ip_address(request.remote or "").is_loopback
+        return ipaddress.ip_address(request.remote or "").is_loopback
     except ValueError:
-        local = False
-    if not local or OPERATOR_HEADER not in request.headers:
+        return False
+
+
+def _check_local(request: web.Request) -> None:
+    if not is_local(request) or OPERATOR_HEADER not in request.headers:
         raise web.HTTPForbidden(text="operator commands are taken only from the machine of the peer itself")
