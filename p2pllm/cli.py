@@ -165,8 +165,14 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from p2pllm.bench import bench_dht, bench_scheduling
+    from p2pllm.bench import bench_decode, bench_dht, bench_scheduling, bench_throughput
 
+    if options.what in ("decode", "throughput"):
+        amount = {"as_json": options.json, "tokens": options.tokens, "rounds": options.rounds}
+        model = {"model": options.model, "threads": options.threads}
+        if options.what == "decode":
+            return _run(bench_decode(**model, **amount))
+        return _run(bench_throughput(**model, **amount, dtype=options.dtype))
     if options.what == "dht":
         return bench_dht(
             as_json=options.json,

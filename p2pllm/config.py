@@ -91,6 +91,7 @@ class PeerConfig:
     layers: tuple[int, int] | None = None
     device: str | None = None
     dtype: str | None = None
+    quant: str = "none"
     threads: int | None = None
     headless: bool = False
     until_eof: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import shlex
 import time
 from collections.abc import Callable, Coroutine
@@ -21,7 +22,7 @@ from p2pllm.addresses import Listening, advertised, is_loopback
 from p2pllm.config import Address, PeerConfig, format_addresses, format_bytes
 from p2pllm.dht import DhtNode
 from p2pllm.errors import LinkError, UsageError
-from p2pllm.execution import DTYPES, ChatTokenizer, Checkpoint, Executor, open_checkpoint
+from p2pllm.execution import ChatTokenizer, Checkpoint, Executor, open_checkpoint, weight_bytes
 from p2pllm.identity import HeldIdentity, hold_identity
 from p2pllm.machine import Machine, model_size, offer, survey
 from p2pllm.portrait import MAX_NAME, Portrait
@@ -29,6 +30,7 @@ from p2pllm.ports import take_api_port, take_link_port
 from p2pllm.records import SwarmBody, SwarmKey, read_swarm_key, swarm_id
 from p2pllm.scheduling import ModelSize, PeerId, fit_slice, kv_room
 from p2pllm.serving import (
+    SECRET_BYTES,
     Allocator,
     Api,
     ApiKeys,
@@ -89,7 +91,7 @@ async def run_peer(
         await asyncio.to_thread(lambda: checkpoint.fingerprint)
         held = stack.enter_context(await asyncio.to_thread(hold_identity, config.data_dir))
         machine = await asyncio.to_thread(lambda: survey(config, held.local_peers))
-        size = model_size(checkpoint, machine.dtype)
+        size = model_size(checkpoint, machine.dtype, quant=machine.quant, device=machine.device)
         if config.layers is not None:
             fit_slice(size, machine.memory_bytes, config.layers)
         peer = Peer(
@@ -139,7 +141,11 @@ class Peer:
         self._told_to_leave = asyncio.Event()
 
         self._executor = Executor(
-            checkpoint, dtype=machine.dtype, device=machine.device, threads=machine.threads
+            checkpoint,
+            dtype=machine.dtype,
+            device=machine.device,
+            threads=machine.threads,
+            quant=machine.quant,
         )
         mine = offer(self._own, config.region, machine, size)
         if not any(mine.capacity):
@@ -199,7 +205,7 @@ class Peer:
         status = Status(
             model=name,
             size=size,
-            parameters=size.layer_bytes / DTYPES[machine.dtype],
+            parameters=size.layer_bytes / weight_bytes(machine.dtype, machine.quant),
             swarm=self._swarm,
             router=self._router,
             bootstrap=format_addresses(config.bootstrap),
@@ -229,6 +235,8 @@ class Peer:
             ping=self._links.ping,
             eos=tokenizer.eos_ids,
             vocabulary=self._checkpoint.vocabulary,
+            numerics=self._numerics,
+            secret=secrets.token_bytes(SECRET_BYTES),
         )
         self._generator = Generator(
             router=self._router, network=network, context=self._checkpoint.context, rng=self._rng
@@ -372,6 +380,11 @@ class Peer:
         if state is None:
             raise LinkError(f"peer {peer[:8]} is not in the view")
         await self._links.ensure(peer, state.body.addresses, state.body.certificate)
+
+    def _numerics(self, peer: PeerId) -> str:
+        """How a peer of the view rounds; empty if it is in none."""
+        state = self._swarm.view.peer(peer, time.monotonic())
+        return "" if state is None else f"{state.body.dtype}/{state.body.quantization}"
 
     def _receive(self, sender: PeerId, message: Message) -> None:
         match message:

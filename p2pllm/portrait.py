@@ -64,7 +64,7 @@ class Portrait:
             layer_s=offer.layer_s,
             head_s=offer.head_s,
             dtype=machine.dtype,
-            quantization="none",
+            quantization=machine.quant,
             software=__version__,
             leaving=self.leaving,
             paused=self.paused,

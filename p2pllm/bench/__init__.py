@@ -1,6 +1,8 @@
-"""Benchmarks that need no model: of scheduling, and of what a swarm hears of itself."""
+"""Benchmarks: of scheduling, of what a swarm hears of itself, and of the engine beside transformers."""
 
+from p2pllm.bench.decode_report import bench_decode
 from p2pllm.bench.dht_report import bench_dht
 from p2pllm.bench.report import bench_scheduling
+from p2pllm.bench.throughput_report import bench_throughput
 
-__all__ = ["bench_dht", "bench_scheduling"]
+__all__ = ["bench_decode", "bench_dht", "bench_scheduling", "bench_throughput"]

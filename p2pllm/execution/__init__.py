@@ -4,6 +4,7 @@ Importing it does not import torch; that happens when an `Executor` loads, a `Ch
 device is chosen.
 """
 
+from p2pllm.execution.blocks import BLOCK_TOKENS
 from p2pllm.execution.checkpoint import Checkpoint, TensorInfo
 from p2pllm.execution.executor import Executor
 from p2pllm.execution.hardware import (
@@ -11,9 +12,17 @@ from p2pllm.execution.hardware import (
     choose_device,
     default_dtype,
     default_threads,
+    in_own_thread,
     probe,
 )
-from p2pllm.execution.kv import BLOCK_TOKENS
+from p2pllm.execution.quantization import (
+    QUANTS,
+    check_quant,
+    head_bytes,
+    layer_bytes,
+    shares_head,
+    weight_bytes,
+)
 from p2pllm.execution.sources import open_checkpoint
 from p2pllm.execution.tokenizer import ChatTokenizer, TextDecoder
 from p2pllm.execution.types import (
@@ -29,6 +38,7 @@ from p2pllm.execution.types import (
 __all__ = [
     "BLOCK_TOKENS",
     "DTYPES",
+    "QUANTS",
     "Activation",
     "ChatTokenizer",
     "Checkpoint",
@@ -40,10 +50,16 @@ __all__ = [
     "StageOutput",
     "TensorInfo",
     "TextDecoder",
+    "check_quant",
     "choose_device",
     "default_dtype",
     "default_threads",
+    "head_bytes",
+    "in_own_thread",
+    "layer_bytes",
     "open_checkpoint",
     "probe",
     "runs_of",
+    "shares_head",
+    "weight_bytes",
 ]

@@ -1,8 +1,8 @@
 """Attention over a flat ragged batch: the tokens of all sessions of a step in a row, each seeing its own
 past.
 
-Grouped queries need no copies of keys: the query heads that share a KV head become the head axis, KV heads
-become the batch axis, and keys are broadcast.
+Grouped queries need no copies of keys: a query that decodes has the heads that share a KV head as its rows,
+and a chunk of a prompt has them as the head axis, with keys broadcast.
 """
 
 from __future__ import annotations
@@ -14,45 +14,33 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.blocks import BLOCK_TOKENS
+from p2pllm.execution.kv import KvStore
+from p2pllm.execution.layout import Layout, Part, Segment, make_layout
 
 __all__ = ["Ragged", "Segment", "attend"]
 
 
 @dataclass(slots=True)
-class Segment:
-    """One session's tokens in a step: ``count`` of them, the first at ``position``, on top of ``cache``."""
-
-    cache: SessionCache
-    position: int
-    count: int
-    _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
-
-    def mask(self, window: int | None, device: torch.device) -> Tensor | None:
-        """True where a token (row) may see a position (column); None if all see all. Made once per step."""
-        if window not in self._masks:
-            self._masks[window] = self._mask(window, device)
-        return self._masks[window]
-
-    def _mask(self, window: int | None, device: torch.device) -> Tensor | None:
-        end = self.position + self.count
-        if self.count == 1 and (window is None or end <= window):
-            return None
-        rows = torch.arange(self.position, end, device=device).unsqueeze(1)
-        columns = torch.arange(end, device=device)
-        seen = columns <= rows
-        return seen if window is None else seen & (columns > rows - window)
-
-
-@dataclass(slots=True)
 class Ragged:
-    """A step's batch: token ids (1, tokens) at layer 0, hidden states (1, tokens, hidden) after it."""
+    """A step's batch: token ids (1, tokens) at layer 0, hidden states (1, tokens, hidden) after it.
+
+    The caches of all its segments are in one store.
+    """
 
     segments: Sequence[Segment]
     positions: Tensor
     """(1, tokens)"""
     tokens: Tensor | None = None
     received: Tensor | None = None
+    _layouts: dict[int | None, Layout] = field(default_factory=dict)
+
+    def layout(self, window: int | None, key: Tensor, value: Tensor) -> Layout:
+        """Where tokens lie, for layers with this ``window`` and such keys and values."""
+        layout = self._layouts.get(window)
+        if layout is None:
+            layout = self._layouts[window] = make_layout(self.segments, window, key, value)
+        return layout
 
 
 def attend(
@@ -73,58 +61,86 @@ def attend(
     the other; the result is (tokens, heads, dim). ``window`` limits how far back a token sees, ``softcap``
     bounds the scores, ``sinks`` (heads,) are logits that take part in the softmax and carry no value.
     """
+    layout = ragged.layout(window, key, value)
+    store = ragged.segments[0].cache.store
+    store.windows[layer] = window
+    keys, values = store.write(layer, layout.target, key, value)
     mixed = []
-    begin = 0
-    for segment in ragged.segments:
-        end = begin + segment.count
-        keys, values = segment.cache.extend(layer, segment.position, key[:, begin:end], value[:, begin:end])
-        mask = segment.mask(window, query.device)
-        groups = _grouped(query[:, begin:end], keys.shape[0])
+    for part in layout.parts:
+        own_keys, own_values = _read(store, keys, part, 0), _read(store, values, part, 1)
+        rows = query[:, part.begin : part.end]
         if softcap is None and sinks is None:
-            out = _fused(groups, keys, values, mask, scale)
+            mixed.append(_fused(rows, own_keys, own_values, part, scale))
         else:
-            out = _explicit(groups, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks)
-        mixed.append(out.flatten(0, 1))
-        begin = end
-    return (mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)).transpose(0, 1)
+            mixed.append(
+                _explicit(rows, own_keys, own_values, part, scale=scale, softcap=softcap, sinks=sinks)
+            )
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
-def _grouped(query: Tensor, kv_heads: int) -> Tensor:
-    """(heads, tokens, dim) as (KV heads, heads that share one, tokens, dim)."""
+def _read(store: KvStore, slab: Tensor, part: Part, which: int) -> Tensor:
+    """A part's keys or values, (KV heads, sessions, keys, dim)."""
+    if part.blocks is None:
+        return slab[:, part.slots].unsqueeze(1)
+    heads, _, dim = slab.shape
+    gathered = store.scratch(slab, (heads, len(part.blocks), BLOCK_TOKENS * dim), which)
+    torch.index_select(slab.view(heads, -1, BLOCK_TOKENS * dim), 1, part.blocks, out=gathered)
+    return gathered.view(heads, part.sessions, -1, dim)[:, :, part.slots]
+
+
+def _fused(query: Tensor, keys: Tensor, values: Tensor, part: Part, scale: float) -> Tensor:
+    """(tokens, heads, dim) through torch's own kernels."""
     heads, tokens, dim = query.shape
-    return query.reshape(kv_heads, heads // kv_heads, tokens, dim)
-
-
-def _fused(groups: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """(KV heads, group, tokens, dim) through torch's own kernels."""
-    size = groups.shape[1]
-    return scaled_dot_product_attention(
-        groups,
-        keys.unsqueeze(1).expand(-1, size, -1, -1),
-        values.unsqueeze(1).expand(-1, size, -1, -1),
-        attn_mask=mask,
+    kv_heads, sessions = keys.shape[:2]
+    if tokens == sessions:  # each decodes
+        mask = part.mask
+        out = scaled_dot_product_attention(
+            query.reshape(kv_heads, -1, tokens, dim).permute(2, 0, 1, 3),
+            keys.transpose(0, 1),
+            values.transpose(0, 1),
+            attn_mask=None if mask is None else mask.expand(-1, 1, heads // kv_heads, -1),
+            scale=scale,
+        )
+        return out.reshape(tokens, heads, -1)
+    size = heads // kv_heads
+    out = scaled_dot_product_attention(
+        query.reshape(kv_heads, size, tokens, dim),
+        keys.expand(-1, size, -1, -1),
+        values.expand(-1, size, -1, -1),
+        attn_mask=part.mask,
+        is_causal=part.is_causal,
         scale=scale,
     )
+    return out.flatten(0, 1).transpose(0, 1)
 
 
 def _explicit(
-    groups: Tensor,
+    query: Tensor,
     keys: Tensor,
     values: Tensor,
-    mask: Tensor | None,
-    *,
+    part: Part,
     scale: float,
+    *,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
     """The same, step by step, with soft-capped scores and sinks."""
-    scores = groups @ keys.unsqueeze(1).transpose(-1, -2) * scale
+    heads, rows, dim = query.shape
+    kv_heads, sessions, length, _ = keys.shape
+    tokens = rows // sessions
+    groups = query.reshape(kv_heads, -1, sessions, tokens, dim).permute(2, 0, 1, 3, 4)
+    past, carried = (side.transpose(0, 1).unsqueeze(2) for side in (keys, values))
+    scores = groups @ past.transpose(-1, -2) * scale  # (sessions, KV heads, group, tokens, keys)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    if part.mask is not None:
+        scores = scores + (part.mask.unsqueeze(1) if sessions > 1 else part.mask)
+    elif part.is_causal:
+        hidden = torch.ones(tokens, length, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
-        column = sinks.reshape(*groups.shape[:2], 1, 1).to(scores.dtype)
-        scores = torch.cat([scores, column.expand(-1, -1, scores.shape[2], 1)], dim=-1)
+        column = sinks.view(kv_heads, -1, 1, 1).to(scores.dtype)
+        scores = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-    return weights[..., : keys.shape[1]] @ values.unsqueeze(1)
+    mixed = weights[..., :length] @ carried
+    return mixed.permute(0, 3, 1, 2, 4).reshape(rows, heads, -1)

@@ -8,14 +8,15 @@ two steps, empties layers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from p2pllm.errors import ModelError
 from p2pllm.execution.checkpoint import Checkpoint
 from p2pllm.execution.hardware import return_memory
-from p2pllm.execution.work import Outcome, StepTimes, Work
+from p2pllm.execution.kv import KvStore
+from p2pllm.execution.work import Outcome, StepTimes, TriedOut, Work
 
 if TYPE_CHECKING:
     from p2pllm.execution.loader import Loader
@@ -29,10 +30,14 @@ class Engine:
     Who calls sees to it that only one of `read`, `retain` and `weight_bytes` is going on at a time.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: str, device: str, threads: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, *, dtype: str, device: str, threads: int, quant: str = "none"
+    ) -> None:
         """``threads`` is the share of the cores that a step may use; reading uses one."""
+        self.store = KvStore()
         self._checkpoint = checkpoint
         self._dtype, self._device, self._threads = dtype, device, threads
+        self._quant = quant
         self._stepping = ThreadPoolExecutor(1, thread_name_prefix="p2pllm-steps")
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="p2pllm-weights")
         self._loader: Loader | None = None
@@ -70,18 +75,15 @@ class Engine:
             raise
         reading.result()
 
-    async def try_out(self, start: int, end: int) -> tuple[StepTimes, int]:
-        """Decode a little. Returns the times of a step, and the KV bytes of one token in one layer.
-
-        Raises `ModelError` if the layers cannot run here.
-        """
-        from p2pllm.execution.step import Trial
+    async def try_out(self, start: int, end: int) -> TriedOut:
+        """Decode a little. Raises `ModelError` if the layers cannot run here."""
+        from p2pllm.execution.trial import Trial
 
         trial = Trial(self._loaded.stage, start, end, self._checkpoint.hidden)
         for _ in range(Trial.STEPS):
             # One by one: steps of sessions come between.
             await asyncio.get_running_loop().run_in_executor(self._stepping, trial.step)
-        return trial.times, trial.token_bytes
+        return trial.result
 
     async def step(self, works: Sequence[Work]) -> tuple[list[Outcome], StepTimes]:
         """Run one step, see `run_step`."""
@@ -91,12 +93,20 @@ class Engine:
             self._stepping, run_step, self._loaded.stage, works
         )
 
-    async def retain(self, layers: Collection[int]) -> None:
-        """Free the memory of all layers but these, once the steps asked for before are over."""
+    async def retain(self, layers: Collection[int], blocks: Mapping[int, int]) -> None:
+        """Free the memory of all layers but these, once the steps asked for before are over.
+
+        ``blocks`` says of how many KV blocks of each layer the memory is kept.
+        """
         if self._loader is not None:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._stepping, self._loader.stage.retain, frozenset(layers))
+            emptied = loop.run_in_executor(self._stepping, self._loader.stage.retain, frozenset(layers))
+            await asyncio.gather(emptied, loop.run_in_executor(self._stepping, self.store.retain, blocks))
             await loop.run_in_executor(self._reading, return_memory)
+
+    async def shorten(self, blocks: Mapping[int, int]) -> None:
+        """Free the memory of KV blocks but of so many of each layer, once the steps asked for are over."""
+        await asyncio.get_running_loop().run_in_executor(self._stepping, self.store.retain, blocks)
 
     def weight_bytes(self) -> int:
         """Bytes of all weights that are here."""
@@ -131,7 +141,7 @@ class Engine:
             torch.get_num_threads()
             torch.set_num_threads(1)
             self._stepping.submit(torch.set_num_threads, self._threads).result()
-            self._loader = Loader(self._checkpoint, dtype=self._dtype, device=self._device)
+            self._loader = Loader(self._checkpoint, dtype=self._dtype, device=self._device, quant=self._quant)
         return self._loader
 
     def _read(self, start: int, end: int, report: Callable[[int, int], None]) -> None:

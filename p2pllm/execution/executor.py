@@ -1,9 +1,9 @@
 """The executor: runs the layers that this peer holds for all sessions at once, and changes which these are.
 
 Everything but torch's work happens on the event loop, so there are no locks around sessions, the pool and the
-queue: they belong to it. A driver task hands all waiting work to the engine, one step at a time, and hands
-out what comes back. Work that arrives during a step is in the next one (continuous batching in its simplest
-form). Layers are loaded and dropped while sessions on other layers go on.
+queue: they belong to it. A driver task hands waiting work to the engine, one step at a time, and hands out
+what comes back. Work that arrives during a step is in the next one (continuous batching, as in Orca, Yu et
+al. 2022). Layers are loaded and dropped while sessions on other layers go on.
 """
 
 from __future__ import annotations
@@ -13,31 +13,35 @@ import time
 from collections.abc import Callable, Sequence
 
 from p2pllm.errors import BusyError, ModelError, RequestError, SessionError
+from p2pllm.execution.blocks import BLOCK_TOKENS
 from p2pllm.execution.checkpoint import Checkpoint
 from p2pllm.execution.engine import Engine
-from p2pllm.execution.kv import BLOCK_TOKENS, KvPool, SessionCache, blocks_for
+from p2pllm.execution.kv import SessionCache
 from p2pllm.execution.meter import Meter
+from p2pllm.execution.prefix import names_in
+from p2pllm.execution.reservations import Reservations
 from p2pllm.execution.types import Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput, runs_of
-from p2pllm.execution.validation import check_hidden, check_sampling, check_tokens
+from p2pllm.execution.validation import check_hidden, check_prefix, check_sampling, check_tokens
 from p2pllm.execution.work import StepTimes
 from p2pllm.execution.work_queue import Session, WorkQueue
 
 __all__ = ["Executor"]
 
-_GROW_TOKENS = 256
 _SPEED_HALF_LIFE = 30.0
 
 
 class Executor:
     """Runs some layers of a checkpoint: none at first. All methods are for the event loop's thread."""
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: str, device: str, threads: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, *, dtype: str, device: str, threads: int, quant: str = "none"
+    ) -> None:
         """``threads`` is the share of the cores that steps may use."""
         self.checkpoint = checkpoint
-        self._engine = Engine(checkpoint, dtype=dtype, device=device, threads=threads)
+        self._engine = Engine(checkpoint, dtype=dtype, device=device, threads=threads, quant=quant)
         self._held: frozenset[int] = frozenset()
         self._changing = asyncio.Lock()
-        self._pool = KvPool(0)
+        self._kv = Reservations()
         self._block_bytes = 0
         self._weight_bytes = 0
         self._sessions: dict[SessionKey, Session] = {}
@@ -78,14 +82,15 @@ class Executor:
         async with self._changing:
             if self._closing:
                 raise ModelError("loading was stopped")
-            before = self._pool.total
-            if self._block_bytes:
-                self._pool.resize(min(before, kv_bytes // self._block_bytes))
+            before = self._kv.pool.total
+            if self._block_bytes and kv_bytes // self._block_bytes < before:
+                self._kv.resize(kv_bytes // self._block_bytes, len(self._held))
+                await self._engine.shorten(self._kv.heights(self._held))
             try:
                 await self._add(start, end, kv_bytes, progress)
             except BaseException:
-                self._pool.resize(before)
-                await self._engine.retain(self._held)
+                self._kv.resize(before, len(self._held))
+                await self._engine.retain(self._held, self._kv.heights(self._held))
                 raise
             self._weight_bytes = self._engine.weight_bytes()
             self._start()
@@ -98,20 +103,34 @@ class Executor:
         async with self._changing:
             if self._closing:
                 return  # which frees everything
-            self._held -= frozenset(range(start, end))
+            dropped = self._held & frozenset(range(start, end))
+            self._held -= dropped
             for key in self._using(start, end):
                 self._end(key, f"layers {start}:{end} were dropped here")
+            self._kv.forget(dropped)
             if self.checkpoint.layers - 1 not in self._held:
                 self._head_s = _speed(0.0)
-            await self._engine.retain(self._held)
+            await self._engine.retain(self._held, self._kv.heights(self._held))
             self._weight_bytes = self._engine.weight_bytes()
             if self._block_bytes:
-                self._pool.resize(kv_bytes // self._block_bytes)
+                self._kv.resize(kv_bytes // self._block_bytes, len(self._held))
 
     def reserve(
-        self, key: SessionKey, *, start: int, end: int, tokens: int, sampling: SamplingParams | None = None
-    ) -> None:
+        self,
+        key: SessionKey,
+        *,
+        start: int,
+        end: int,
+        tokens: int,
+        sampling: SamplingParams | None = None,
+        prefix: bytes = b"",
+        owner: str = "",
+    ) -> int:
         """Open a session over layers [start, end) with room for ``tokens`` tokens; never waits.
+
+        ``prefix`` names the full blocks of 16 tokens that it begins with: 8 bytes for each, a hash of all up
+        to its end and of how they came to be; names count for their ``owner`` only. Returns how many tokens
+        are here already, a multiple of 16: the session may begin to run at any position up to there.
 
         Raises `BusyError` if there is no room or the layers are not here, `RequestError` if it asks for what
         no executor can do, `SessionError` if the key is taken.
@@ -125,12 +144,14 @@ class Executor:
             raise RequestError(f"{tokens} tokens asked for, the model's context is {self.checkpoint.context}")
         if sampling is not None:
             check_sampling(sampling)
+        check_prefix(self.checkpoint, prefix)
         if key in self._sessions:
             raise SessionError(f"session {key[0]} is already open as stage {key[1]}")
-        blocks = blocks_for(tokens, end - start)
-        self._pool.take(blocks)
-        capacity = blocks // (end - start) * BLOCK_TOKENS
-        self._sessions[key] = Session(SessionCache(start, end, capacity), start, end, blocks, sampling)
+        reservation = self._kv.open(start, end, tokens, owner, names_in(prefix))
+        cached = reservation.shared * BLOCK_TOKENS
+        cache = SessionCache(self._engine.store, reservation.tables, cached)
+        self._sessions[key] = Session(cache, reservation, sampling, cached)
+        return cached
 
     async def run(
         self, key: SessionKey, position: int, inputs: Sequence[int] | Activation, *, sample: bool
@@ -149,7 +170,7 @@ class Executor:
         session = self._sessions.get(key)
         if session is None or self._driver is None or self._driver.done():
             raise SessionError(f"session {key[0]} is not open here as stage {key[1]}")
-        check_inputs = check_tokens if session.start == 0 else check_hidden
+        check_inputs = check_tokens if session.reservation.start == 0 else check_hidden
         count = check_inputs(self.checkpoint, inputs)
         if not 0 <= position <= session.length:
             raise SessionError(f"position {position} is past the {session.length} tokens of session {key[0]}")
@@ -157,18 +178,25 @@ class Executor:
             raise RequestError(
                 f"position {position + count} is past the model's context of {self.checkpoint.context}"
             )
-        if sample and (session.sampling is None or session.end != self.checkpoint.layers):
+        if sample and (session.sampling is None or session.reservation.end != self.checkpoint.layers):
             raise RequestError(
                 f"session {key[0]} cannot sample here: not the last stage, or no sampling parameters"
             )
-        self._queue.check_room()
-        self._grow(session, position + count)
+        self._queue.check_room(count)
+        it, cache = session.reservation, session.cache
+        settled, context = min(position, self._queue.settled(session)), self.checkpoint.context
+        cache.copies += self._kv.make_place(it, position, position + count, settled=settled, most=context)
+        cache.tables = it.tables
         session.length = position + count
         return await self._queue.add(session, position, inputs, sample=sample)
 
-    def release(self, key: SessionKey) -> None:
-        """Close a session and free its blocks at once; its unfinished work fails with `SessionError`."""
-        self._end(key, f"session {key[0]} was released")
+    def release(self, key: SessionKey, prefix: bytes = b"") -> None:
+        """Close a session and free its blocks at once; its unfinished work fails with `SessionError`.
+
+        The full blocks that ``prefix`` names, as for `reserve`, are kept for later sessions while nobody
+        wants their room.
+        """
+        self._end(key, f"session {key[0]} was released", prefix)
 
     def stats(self) -> ExecutorStats:
         """Speed, load and memory as of now."""
@@ -180,9 +208,10 @@ class Executor:
             wait_s=self._queue.wait_s(now),
             running=self._queue.running,
             waiting=self._queue.waiting,
-            kv_blocks_total=self._pool.total // layers,
-            kv_blocks_free=max(0, self._pool.free) // layers,
-            kv_bytes_used=(self._pool.total - self._pool.free) * self._block_bytes,
+            kv_blocks_total=self._kv.pool.total // layers,
+            kv_blocks_free=max(0, self._kv.free) // layers,
+            kv_blocks_cached=self._kv.cached // layers,
+            kv_bytes_used=(self._kv.pool.total - self._kv.free) * self._block_bytes,
             weight_bytes=self._weight_bytes,
         )
 
@@ -216,13 +245,16 @@ class Executor:
         held = self._held | added
         times = StepTimes()
         if added:
-            times, token_bytes = await self._engine.try_out(start, end)
-            self._block_bytes = max(self._block_bytes, token_bytes * BLOCK_TOKENS)
+            tried = await self._engine.try_out(start, end)
+            times = tried.times
+            self._block_bytes = max(self._block_bytes, tried.token_bytes * BLOCK_TOKENS)
         blocks = kv_bytes // self._block_bytes
         if blocks < len(held):
             least = len(held) * self._block_bytes
             raise ModelError(f"no room for KV cache: {len(held)} layers need {least} bytes at least")
-        self._pool.resize(blocks)
+        if added:
+            self._kv.windows |= {layer: tried.windows.get(layer) for layer in added}
+        self._kv.resize(blocks, len(held))
         if not self._held:
             self._layer_s = _speed(times.layer_s or 0.0)
         if self.checkpoint.layers - 1 in added:
@@ -230,13 +262,14 @@ class Executor:
         self._held = held
 
     def _using(self, start: int, end: int) -> list[SessionKey]:
-        return [key for key, it in self._sessions.items() if it.start < end and start < it.end]
+        reserved = ((key, session.reservation) for key, session in self._sessions.items())
+        return [key for key, it in reserved if it.start < end and start < it.end]
 
-    def _end(self, key: SessionKey, reason: str) -> None:
+    def _end(self, key: SessionKey, reason: str, prefix: bytes = b"") -> None:
         session = self._sessions.pop(key, None)
         if session is not None:
-            self._pool.give(session.blocks)
-            session.blocks = 0
+            # What a step still writes is written before the next step, in which others have the blocks.
+            self._kv.close(session.reservation, names_in(prefix), self._queue.settled(session))
             self._queue.forget(session, reason)
 
     def _start(self) -> asyncio.Task[None]:
@@ -249,7 +282,7 @@ class Executor:
             while works := await self._queue.take():
                 outcomes, times = await self._engine.step(works)
                 self._note(times)
-                self._queue.finish(outcomes)
+                self._queue.finish(outcomes, times.step_s)
         finally:
             self._queue.fail_all("the executor has stopped")
 
@@ -259,17 +292,6 @@ class Executor:
             self._layer_s.add(times.layer_s, now)
         if times.head_s is not None:
             self._head_s.add(times.head_s, now)
-
-    def _grow(self, session: Session, tokens: int) -> None:
-        layers = session.end - session.start
-        more = blocks_for(tokens, layers) - session.blocks
-        if more > 0:
-            # Some way ahead while there is room: the cache is copied each time it grows.
-            ahead = blocks_for(min(tokens + _GROW_TOKENS, self.checkpoint.context), layers) - session.blocks
-            more = ahead if ahead <= self._pool.free else more
-            self._pool.take(more)
-            session.blocks += more
-            session.cache.capacity = session.blocks // layers * BLOCK_TOKENS
 
 
 def _speed(rest: float) -> Meter:

@@ -1,102 +1,158 @@
-"""The KV cache: who has how much of the pool, and the keys and values of one session's layers."""
+"""Keys and values in memory: for each layer a slab of blocks, in which every session has some.
+
+A slab is (KV heads, slots, dim) with 16 slots to a block. It is as long as the blocks in use want it and is
+made longer by half as much again or more, so memory follows use and not the budget.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
-from p2pllm.errors import BusyError
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pllm.execution.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BLOCK_TOKENS", "KvPool", "SessionCache", "blocks_for"]
+__all__ = ["Copy", "KvStore", "SessionCache", "Tables", "Target", "private_caches"]
 
-BLOCK_TOKENS = 16
-"""Tokens in a block. Blocks are of one layer each: a session may use only some of a slice's layers."""
-
-
-def blocks_for(tokens: int, layers: int) -> int:
-    """Blocks that hold ``tokens`` tokens of ``layers`` layers."""
-    return -(-tokens // BLOCK_TOKENS) * layers
+Tables = Mapping[int | None, NDArray[np.int64]]
+"""For the layers of each window (None: those that see everything), the block of each 16 tokens; -1: none."""
+Copy = tuple[tuple[int, ...], int, int]
+"""Layers, a block to copy in them, and the one to copy it to."""
 
 
-class KvPool:
-    """Counts blocks; the memory itself belongs to the sessions' caches.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where new keys and values go: the ``slots`` (tokens,) of slabs of at least ``blocks`` blocks.
 
-    ``free`` is negative while sessions have more than a pool that was made smaller.
+    ``cleared`` slots are set to zero: those after a session's last token in a block it has just entered. What
+    another session left there has no weight, but if it is not a number, it would be felt all the same.
     """
 
-    def __init__(self, blocks: int) -> None:
-        self.total = blocks
-        self.free = blocks
-
-    def take(self, blocks: int) -> None:
-        """Take blocks out of the pool; raises `BusyError`, taking none, if there are too few."""
-        if blocks > self.free:
-            raise BusyError(
-                f"KV cache is full: {blocks} blocks wanted, {max(0, self.free)} of {self.total} free"
-            )
-        self.free -= blocks
-
-    def give(self, blocks: int) -> None:
-        """Put blocks back."""
-        self.free += blocks
-
-    def resize(self, blocks: int) -> None:
-        """Have ``blocks`` in all from now on; nobody loses what is taken."""
-        self.free += blocks - self.total
-        self.total = blocks
+    slots: Tensor | slice
+    cleared: Tensor | None
+    blocks: int
 
 
-@dataclass(slots=True)
-class _Layer:
-    """Keys and values of one layer, each (KV heads, capacity, head dim)."""
+class KvStore:
+    """The slabs of all layers. For the thread that takes steps."""
 
-    keys: Tensor
-    values: Tensor
-
-
-class SessionCache:
-    """Keys and values of one session's layers [start, end): contiguous, no longer than what is reserved."""
-
-    def __init__(self, start: int, end: int, tokens: int) -> None:
-        self.start = start
-        self.capacity = tokens
-        self.length = 0
-        self._layers: list[_Layer | None] = [None] * (end - start)
+    def __init__(self) -> None:
+        self._slabs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._scratch: dict[int, Tensor] = {}
+        self.windows: dict[int, int | None] = {}
+        """How far back each layer sees, as its attention said when it last ran."""
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in the largest layer seen so far."""
-        stores = [store for store in self._layers if store is not None]
+        """Bytes of one token in the largest layer that is here."""
         return max(
-            (t.shape[0] * t.shape[2] * t.element_size() + u.shape[0] * u.shape[2] * u.element_size())
-            for t, u in ((store.keys, store.values) for store in stores)
+            (sum(t.shape[0] * t.shape[2] * t.element_size() for t in slab) for slab in self._slabs.values()),
+            default=0,
         )
 
-    def extend(self, layer: int, position: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values, both (KV heads, tokens, head dim), at ``position``; returns all up to their
-        end.
+    def write(
+        self,
+        layer: int,
+        target: Target,
+        keys: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Put keys and values, both (KV heads, tokens, dim), where ``target`` says; returns the slabs."""
+        slab = self._slabs.get(layer)
+        if slab is None or slab[0].shape[1] < target.blocks * BLOCK_TOKENS:
+            slab = self._slabs[layer] = self._grown(slab, target.blocks, keys, values)
+        for tensor, rows in zip(slab, (keys, values), strict=True):
+            if isinstance(target.slots, slice):
+                tensor[:, target.slots] = rows
+            else:
+                tensor.index_copy_(1, target.slots, rows)
+            if target.cleared is not None:
+                tensor.index_fill_(1, target.cleared, 0)
+        return slab
 
-        ``length`` is set by whoever ran all layers, so a step that fails on the way leaves the session as it
-        was.
+    def scratch(self, like: Tensor, shape: tuple[int, ...], which: int) -> Tensor:
+        """Memory of this shape and of the type of ``like``, until the next call with the same ``which``.
+
+        Fresh memory for large copies would cost more than the copies.
         """
-        end = position + keys.shape[1]
-        store = self._layers[layer - self.start]
-        if store is None or store.keys.shape[1] < end:
-            store = self._grow(store, keys, values, position)
-            self._layers[layer - self.start] = store
-        store.keys[:, position:end].copy_(keys)
-        store.values[:, position:end].copy_(values)
-        return store.keys[:, :end], store.values[:, :end]
+        size = prod(shape)
+        buffer = self._scratch.get(which)
+        if buffer is None or buffer.numel() < size or buffer.dtype != like.dtype:
+            buffer = self._scratch[which] = like.new_empty(size + size // 2)
+        return buffer[:size].view(shape)
 
-    def _grow(self, old: _Layer | None, keys: Tensor, values: Tensor, kept: int) -> _Layer:
-        new = _Layer(
-            keys.new_empty(keys.shape[0], self.capacity, keys.shape[2]),
-            values.new_empty(values.shape[0], self.capacity, values.shape[2]),
+    def copy(self, copy: Copy) -> None:
+        """Copy a block in the slabs of some layers."""
+        layers, source, target = copy
+        blocks = max(source, target) + 1
+        for layer in layers:
+            if layer in self._slabs:
+                keys, values = self._slabs[layer]
+                if keys.shape[1] < blocks * BLOCK_TOKENS:
+                    keys, values = self._slabs[layer] = self._grown((keys, values), blocks, keys, values)
+                for tensor in (keys, values):
+                    tensor[:, _slots(target)] = tensor[:, _slots(source)]
+
+    def retain(self, heights: Mapping[int, int]) -> None:
+        """Free the memory of all layers but these, and theirs past the given number of blocks."""
+        self._scratch.clear()
+        for layer in list(self._slabs):
+            slots = heights.get(layer, 0) * BLOCK_TOKENS
+            if slots == 0:
+                del self._slabs[layer]
+            elif slots < self._slabs[layer][0].shape[1]:
+                keys, values = self._slabs[layer]
+                self._slabs[layer] = keys[:, :slots].clone(), values[:, :slots].clone()
+
+    def _grown(
+        self, old: tuple[Tensor, Tensor] | None, blocks: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        had = 0 if old is None else old[0].shape[1]
+        slots = max(blocks * BLOCK_TOKENS, had + had // 2 // BLOCK_TOKENS * BLOCK_TOKENS)
+        new = (
+            keys.new_empty(keys.shape[0], slots, keys.shape[2]),
+            values.new_empty(values.shape[0], slots, values.shape[2]),
         )
-        if old is not None:
-            new.keys[:, :kept].copy_(old.keys[:, :kept])
-            new.values[:, :kept].copy_(old.values[:, :kept])
+        for tensor, before in zip(new, old or (), strict=False):
+            tensor[:, :had] = before
         return new
+
+
+class SessionCache:
+    """One session's place in a store.
+
+    ``tables`` are replaced when they change, never altered: work keeps those that it was queued with.
+    """
+
+    __slots__ = ("copies", "length", "store", "tables")
+
+    def __init__(self, store: KvStore, tables: Tables, length: int = 0) -> None:
+        self.store = store
+        self.tables = tables
+        self.length = length
+        """Tokens whose keys and values are there, in all layers."""
+        self.copies: list[Copy] = []
+        """Blocks to copy before any work."""
+
+    def catch_up(self) -> None:
+        """Make the copies that are to be made. For the thread that takes steps."""
+        while self.copies:
+            self.store.copy(self.copies.pop())
+
+
+def private_caches(tokens: Sequence[int]) -> list[SessionCache]:
+    """Caches for sessions of at most so many tokens each, in a store of their own."""
+    store = KvStore()
+    ends = np.cumsum([-(-count // BLOCK_TOKENS) for count in tokens])
+    return [SessionCache(store, {None: numbers}) for numbers in np.split(np.arange(ends[-1]), ends[:-1])]
+
+
+def _slots(block: int) -> slice:
+    return slice(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS)

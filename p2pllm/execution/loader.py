@@ -11,6 +11,7 @@ from torch import Tensor
 from p2pllm.errors import ModelError
 from p2pllm.execution.architecture import SlicedModel, build_model, model_config, weight_units
 from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.quantization import check_quant
 from p2pllm.execution.selfcheck import check_architecture
 from p2pllm.execution.stage import Stage
 
@@ -20,17 +21,18 @@ __all__ = ["Loader"]
 class Loader:
     """A checkpoint, and the `Stage` that its layers are loaded into; at first it holds none."""
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: str, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, dtype: str, device: str, quant: str = "none") -> None:
         """Build the model without weights, in a second or more; raises `ModelError` if it cannot be
-        sliced.
+        sliced, or not be kept as ``quant`` says.
         """
+        check_quant(quant, device)
         config = model_config(checkpoint)
-        check_architecture(config)
+        siblings = check_architecture(config)
         model = build_model(config, getattr(torch, dtype))
         self._checkpoint = checkpoint
         self._device = torch.device(device)
         self._units = weight_units(checkpoint, model)
-        self._model = SlicedModel(model, self._device)
+        self._model = SlicedModel(model, self._device, siblings=siblings, quant=quant)
         self.stage = Stage(self._model, dtype=dtype, device=device)
 
     def load(self, start: int, end: int, progress: Callable[[int, int], None] = lambda *_: None) -> None:
@@ -56,7 +58,7 @@ class Loader:
     def _fill(self, wanted: dict[str, Tensor], progress: Callable[[int], None]) -> None:
         done = 0
         # A head tied to the embedding is one tensor where both are here; else each has a copy of its own.
-        made_of = {self._units[name].sources: value for name, value in self._model.held().items()}
+        made_of = {self._units[name].sources: value for name, value in self._model.kept().items()}
         filled: set[str] = set()
         for name, state in wanted.items():
             unit = self._units[name]
@@ -66,10 +68,12 @@ class Loader:
                 stored = {source: self._read(source) for source in unit.sources}
                 for target, value in unit.assemble(stored).items():
                     if target in wanted:
-                        placed = value.to(device=self._device, dtype=wanted[target].dtype).contiguous()
-                        self._model.put(target, placed)
+                        self._model.put(
+                            target, value.to(device=self._device, dtype=wanted[target].dtype).contiguous()
+                        )
                         filled.add(target)
-                        made_of[unit.sources] = placed
+                if (kept := self._model.kept_as(name)) is not None:
+                    made_of[unit.sources] = kept
             done += state.nbytes
             progress(done)
 

@@ -16,9 +16,15 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from p2pllm.errors import ModelError
-from p2pllm.execution.architecture import SlicedModel, build_model
+from p2pllm.execution.architecture import (
+    Siblings,
+    SlicedModel,
+    build_model,
+    decoder_layers,
+    find_siblings,
+)
 from p2pllm.execution.attention import Segment
-from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.kv import private_caches
 from p2pllm.execution.stage import Stage
 
 __all__ = ["check_architecture"]
@@ -48,15 +54,17 @@ _SMALL = {
 """Sizes that do not matter to slicing; windows become so small that the prompts pass them."""
 
 
-def check_architecture(config: PreTrainedConfig) -> None:
-    """Raise `ModelError` unless a model of this configuration can be cut into stages."""
+def check_architecture(config: PreTrainedConfig) -> Siblings:
+    """Which linear layers of this architecture may be one (see `find_siblings`), none if that changes
+    anything. Raises `ModelError` unless a model of this configuration can be cut into stages.
+    """
     try:
         tiny = json.dumps(shrink(config), sort_keys=True, default=str)
     except AttributeError as error:
         raise ModelError(
             f"{config.model_type} is not a transformer decoder with one kind of head: not supported"
         ) from error
-    _check(tiny)
+    return _check(tiny)
 
 
 def shrink(config: PreTrainedConfig) -> dict[str, Any]:
@@ -89,27 +97,36 @@ def shrink(config: PreTrainedConfig) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 @torch.inference_mode()
-def _check(arguments: str) -> None:
+def _check(arguments: str) -> Siblings:
     values = json.loads(arguments)
     kind = values["model_type"]
     try:
-        whole, halves = _build(values)
+        whole = _whole(values)
+        layers = decoder_layers(whole)
+        siblings = find_siblings(layers, lambda: whole(torch.tensor([_PROMPTS[0]])))
         expected = [whole(torch.tensor([prompt])).logits[0] for prompt in _PROMPTS]
-        actual = _serve(halves)
+        if siblings and _equal(expected, _serve(_halves(values, whole, siblings))):
+            return siblings
+        same = _equal(expected, _serve(_halves(values, whole, frozenset())))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
             f"{kind} models cannot be cut into stages ({reason}): choose another model"
         ) from error
-    for want, got in zip(expected, actual, strict=True):
-        if not torch.allclose(want, got, rtol=0, atol=_TOLERANCE * float(want.std())):
-            raise ModelError(
-                f"{kind} models do not compute the same when cut into stages: choose another model"
-            )
+    if not same:
+        raise ModelError(f"{kind} models do not compute the same when cut into stages: choose another model")
+    return frozenset()
 
 
-def _build(values: dict[str, Any]) -> tuple[Any, list[_Half]]:
-    """The whole tiny model with random weights, as transformers runs it, and the same cut in two."""
+def _equal(expected: list[Tensor], actual: list[Tensor]) -> bool:
+    return all(
+        torch.allclose(want, got, rtol=0, atol=_TOLERANCE * float(want.std()))
+        for want, got in zip(expected, actual, strict=True)
+    )
+
+
+def _whole(values: dict[str, Any]) -> Any:
+    """The whole tiny model with random weights, as transformers runs it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         auto: Any = AutoModelForCausalLM
@@ -117,6 +134,11 @@ def _build(values: dict[str, Any]) -> tuple[Any, list[_Half]]:
         for parameter in whole.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
+    return whole
+
+
+def _halves(values: dict[str, Any], whole: Any, siblings: Siblings) -> list[_Half]:
+    """The same model cut in two."""
     weights = whole.state_dict()
     layers = whole.config.num_hidden_layers
     halves = []
@@ -124,16 +146,16 @@ def _build(values: dict[str, Any]) -> tuple[Any, list[_Half]]:
         if start < end:
             # Two models: neither half can have anything of the other.
             model = build_model(AutoConfig.for_model(**values), torch.float32)
-            sliced = SlicedModel(model, torch.device("cpu"))
+            sliced = SlicedModel(model, torch.device("cpu"), siblings=siblings)
             for name in sliced.missing(start, end):
                 sliced.put(name, weights[name])
             halves.append((Stage(sliced, dtype="float32", device="cpu"), start, end))
-    return whole, halves
+    return halves
 
 
 def _serve(halves: list[_Half]) -> list[Tensor]:
     """Logits of both prompts, prefilled in uneven chunks side by side."""
-    caches = [[SessionCache(start, end, 16) for _ in _PROMPTS] for _, start, end in halves]
+    caches = [private_caches([16 for _ in _PROMPTS]) for _ in halves]
     logits: list[list[Tensor]] = [[] for _ in _PROMPTS]
     position = 0
     for size in _CHUNKS:

@@ -25,8 +25,7 @@ class Stage:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that are here. Not while layers are being filled."""
-        sizes = {state.data_ptr(): state.nbytes for state in self._model.held().values()}
-        return sum(sizes.values())  # tied ones count once
+        return self._model.nbytes
 
     def retain(self, layers: Collection[int]) -> None:
         """Keep these layers, and free the memory of all others. Not while layers are being filled."""

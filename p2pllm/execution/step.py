@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from statistics import median
 
 import structlog
 import torch
 from torch import Tensor
 
-from p2pllm.errors import ModelError, P2PLLMError, RequestError, SessionError
+from p2pllm.errors import P2PLLMError, RequestError, SessionError
 from p2pllm.execution.attention import Segment
-from p2pllm.execution.kv import BLOCK_TOKENS, SessionCache
-from p2pllm.execution.sampler import sample, uniform
+from p2pllm.execution.sampler import GREEDY_BELOW, sample, uniform
 from p2pllm.execution.stage import Stage
-from p2pllm.execution.types import DTYPES, Activation, SamplingParams, StageOutput
+from p2pllm.execution.types import Activation, StageOutput
 from p2pllm.execution.work import Outcome, StepTimes, Work
 
-__all__ = ["Trial", "run_step"]
+__all__ = ["run_step"]
 
 log = structlog.get_logger()
 
 
+@torch.inference_mode()
 def run_step(stage: Stage, works: Sequence[Work]) -> tuple[list[Outcome], StepTimes]:
     """Run all ``works``, at most one of each session, and give each its outcome. Raises nothing of ours.
 
-    Work that cannot be run fails alone: the sessions beside it do not notice.
+    Their caches are in one store. Work that cannot be run fails alone: the sessions beside it do not notice.
     """
+    began = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
     groups: dict[tuple[int, int, bool], list[tuple[int, Work, Tensor]]] = {}
-    for index, work in enumerate(works):
+    # Those that decode side by side, and those of much the same length, share calls of attention.
+    order = sorted(enumerate(works), key=lambda item: (item[1].count > 1, item[1].position))
+    for index, work in order:
         try:
+            work.cache.catch_up()
             inputs = _inputs(stage, work)
         except P2PLLMError as error:
             outcomes[index] = error
@@ -46,47 +49,8 @@ def run_step(stage: Stage, works: Sequence[Work]) -> tuple[list[Outcome], StepTi
             stage, [work for _, work, _ in members], [inputs for *_, inputs in members], times
         )
         outcomes |= {index: result for (index, *_), result in zip(members, results, strict=True)}
+    times.step_s = time.perf_counter() - began
     return [outcomes[index] for index in range(len(works))], times
-
-
-class Trial:
-    """Decoding a little through layers [start, end), one step at a time, so that others' steps fit
-    between.
-    """
-
-    STEPS = 5
-
-    def __init__(self, stage: Stage, start: int, end: int, hidden: int) -> None:
-        """``hidden`` is the width of hidden states."""
-        zeros = Activation("float32", (1, hidden), bytes(hidden * DTYPES["float32"]))
-        self._inputs: Sequence[int] | Activation = [0] if start == 0 else zeros
-        self._sampling = SamplingParams(temperature=0) if end == stage.layers else None
-        self._stage, self._start, self._end = stage, start, end
-        self._cache = SessionCache(start, end, BLOCK_TOKENS)
-        self._times: list[StepTimes] = []
-
-    def step(self) -> None:
-        """Run one step, of `STEPS` in all; raises `ModelError` if the layers cannot run here."""
-        position, start, end = len(self._times), self._start, self._end
-        work = Work(self._cache, start, end, position, self._inputs, self._sampling)
-        (outcome,), times = run_step(self._stage, [work])
-        if isinstance(outcome, P2PLLMError):
-            raise ModelError(f"layers {start}:{end} do not run on {self._stage.device}: {outcome}")
-        self._times.append(times)
-
-    @property
-    def times(self) -> StepTimes:
-        """The times of a step. The first one does not count: it also pays for what is made once."""
-        counted = self._times[1:]
-        return StepTimes(
-            median(times.layer_s or 0.0 for times in counted),
-            median(times.head_s or 0.0 for times in counted),
-        )
-
-    @property
-    def token_bytes(self) -> int:
-        """KV bytes of one token in one layer."""
-        return self._cache.token_bytes
 
 
 def _run_group(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepTimes) -> list[Outcome]:
@@ -109,45 +73,67 @@ def _crashed(work: Work, error: Exception) -> SessionError:
 def _forward(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepTimes) -> list[Outcome]:
     began = time.perf_counter()
     start, end = works[0].start, works[0].end
-    segments = [Segment(work.cache, work.position, work.count) for work in works]
+    for work in works:
+        work.cache.length = min(work.cache.length, work.position)
+    segments = [Segment(work.cache, work.position, work.count, work.tables) for work in works]
     rows = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
     hidden = stage.forward(segments, rows, start, end)
     stage.synchronize()
     is_final = end == stage.layers
-    outcomes: list[Outcome]
-    if not is_final:
-        parts = torch.split(hidden.cpu(), [work.count for work in works])
-        outcomes = [StageOutput(_to_activation(part), None) for part in parts]
+    outcomes = _sample_later(works) if is_final else _hand_on(works, hidden.cpu())
     done = time.perf_counter()
     is_decode = all(work.count == 1 for work in works)
     if is_decode:
         times.layer_s = (done - began) / (end - start)
-    if is_final:
+    if is_final and any(work.sampling for work in works):
         outcomes = _sample(stage, works, hidden)
-        if is_decode and any(work.sampling for work in works):
+        if is_decode:
             times.head_s = time.perf_counter() - done
-    for work in works:
-        work.cache.length = work.position + work.count
+    for work, outcome in zip(works, outcomes, strict=True):
+        if not isinstance(outcome, P2PLLMError):
+            work.cache.length = work.position + work.count
     return outcomes
 
 
-def _sample(stage: Stage, works: list[Work], hidden: Tensor) -> list[Outcome]:
-    outcomes: list[Outcome] = [StageOutput(None, None) for _ in works]
+def _sample_later(works: Sequence[Work]) -> list[Outcome]:
+    return [StageOutput(None, None) for _ in works]
+
+
+def _hand_on(works: Sequence[Work], hidden: Tensor) -> list[Outcome]:
+    """Hidden states for the next stage."""
+    parts = torch.split(hidden, [work.count for work in works])
+    if torch.isfinite(hidden).all():
+        return [StageOutput(_to_activation(part), None) for part in parts]
+    return [
+        StageOutput(_to_activation(part), None)
+        if torch.isfinite(part).all()
+        else SessionError("the layers gave values that are not finite: their dtype is not usable here")
+        for part in parts
+    ]
+
+
+def _sample(stage: Stage, works: Sequence[Work], hidden: Tensor) -> list[Outcome]:
+    outcomes = _sample_later(works)
     last_rows, wanting, end = [], [], 0
     for index, work in enumerate(works):
         end += work.count
         if work.sampling is not None:
             last_rows.append(end - 1)
             wanting.append((index, work, work.sampling))
-    if wanting:
-        for row, (index, work, sampling) in zip(stage.logits(hidden[last_rows]), wanting, strict=True):
-            try:
+    logits = stage.logits(hidden if len(last_rows) == len(hidden) else hidden[last_rows])
+    best = logits.max(dim=-1)
+    are_finite, tokens = torch.isfinite(best.values).tolist(), best.indices.tolist()
+    for row, (index, work, sampling) in enumerate(wanting):
+        try:
+            if sampling.temperature < GREEDY_BELOW and are_finite[row]:
+                outcomes[index] = StageOutput(None, tokens[row])
+            else:
                 chance = uniform(sampling.seed, work.position + work.count)
-                outcomes[index] = StageOutput(None, sample(row, sampling, chance))
-            except SessionError as error:
-                outcomes[index] = error
-            except Exception as error:
-                outcomes[index] = _crashed(work, error)
+                outcomes[index] = StageOutput(None, sample(logits[row], sampling, chance))
+        except SessionError as error:
+            outcomes[index] = error
+        except Exception as error:
+            outcomes[index] = _crashed(work, error)
     return outcomes
 
 

@@ -51,7 +51,8 @@ class ExecutorStats:
 
     ``layer_s`` is the time of one decode step per layer and ``head_s`` that of norm, LM head and sampling;
     ``wait_s`` is what a run is expected to wait before its step starts. A KV block holds 16 tokens of all
-    layers of the slice.
+    layers of the slice; those cached are kept of past sessions while nobody wants their room, so they count
+    as free.
     """
 
     layer_s: float
@@ -61,6 +62,7 @@ class ExecutorStats:
     waiting: int
     kv_blocks_total: int
     kv_blocks_free: int
+    kv_blocks_cached: int
     kv_bytes_used: int
     weight_bytes: int
 

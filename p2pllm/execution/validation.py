@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 
 from p2pllm.errors import RequestError
+from p2pllm.execution.blocks import BLOCK_TOKENS
 from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.prefix import HASH_BYTES
 from p2pllm.execution.types import DTYPES, Activation, SamplingParams
 
-__all__ = ["check_hidden", "check_sampling", "check_tokens"]
+__all__ = ["check_hidden", "check_prefix", "check_sampling", "check_tokens"]
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -17,6 +19,13 @@ def check_sampling(params: SamplingParams) -> None:
     is_temperature = math.isfinite(params.temperature) and params.temperature >= 0
     if not is_temperature or not 0 < params.top_p <= 1 or params.top_k < 0:
         raise RequestError(f"temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0 are wanted, not {params}")
+
+
+def check_prefix(checkpoint: Checkpoint, prefix: bytes) -> None:
+    """Raise `RequestError` unless these are names of blocks, and no more than a session can have."""
+    most = checkpoint.context // BLOCK_TOKENS * HASH_BYTES
+    if len(prefix) % HASH_BYTES or len(prefix) > most:
+        raise RequestError(f"a prefix has {HASH_BYTES} bytes per block, {most} at most, not {len(prefix)}")
 
 
 def check_tokens(checkpoint: Checkpoint, inputs: Sequence[int] | Activation) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ def add_bench(commands: Any) -> None:
     parts = parser.add_subparsers(dest="what", metavar="WHAT", title="what to measure", required=True)
     _add_bench_scheduling(parts)
     _add_bench_dht(parts)
+    _add_bench_decode(parts)
+    _add_bench_throughput(parts)
 
 
 def _add_bench_scheduling(parts: Any) -> None:
@@ -91,6 +94,53 @@ def _add_bench_dht(parts: Any) -> None:
     )
     parser.add_argument("--insecure-links", action="store_true", help="links without encryption")
     parser.add_argument("--seed", type=int, default=0, help="of who the peers are, and of what befalls them")
+
+
+def _add_bench_decode(parts: Any) -> None:
+    parser = command(
+        parts,
+        "decode",
+        "how fast one answer comes",
+        "Measure the decode speed of one answer with weights in float32, bfloat16, int8 and int4: "
+        "transformers' generate, this program's engine with the whole model, and three peers on loopback of "
+        "one thread each; by turns, so that what else this machine does favours none. Takes some minutes.",
+    )
+    _add_engine_flags(parser)
+
+
+def _add_bench_throughput(parts: Any) -> None:
+    parser = command(
+        parts,
+        "throughput",
+        "how much many answers at once get",
+        "Measure 1, 4, 8 and 16 answers at once beside transformers' continuous batching, the prefill of 512 "
+        "tokens beside its forward, and what a prompt of 2000 tokens costs somebody else's answer; by turns, "
+        "so that what else this machine does favours none. Takes some minutes.",
+    )
+    _add_engine_flags(parser)
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and activations"
+    )
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
+    parser.add_argument(
+        "--model",
+        default="embedded",
+        help="a Hugging Face directory, a GGUF file, or 'embedded' (SmolLM2-135M-Instruct)",
+    )
+    parser.add_argument(
+        "--tokens", type=typed(_several), default=64, metavar="N", help="of each answer, 2 at least"
+    )
+    parser.add_argument("--rounds", type=typed(positive), default=3, metavar="R", help="medians are of these")
+    parser.add_argument("--threads", type=typed(positive), metavar="N", help="torch threads; default: cores")
+
+
+def _several(text: str) -> int:
+    if positive(text) < 2:
+        raise UsageError(f"{text!r} is too few: what lies between two tokens is measured")
+    return int(text)
 
 
 def _scenarios(text: str) -> tuple[str, ...]:

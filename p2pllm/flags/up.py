@@ -113,6 +113,13 @@ def add_up(commands: Any) -> None:
         "leader gives this peer",
     )
     parser.add_argument("--device", help="cpu, mps, cuda, cuda:1, …; default: the best one")
+    parser.add_argument(
+        "--quant",
+        choices=("none", "fp8", "int8", "int4"),
+        default="none",
+        help="how weights are kept, to hold more layers and decode faster: int8 and int4 on a CPU, fp8 on a "
+        "GPU that has it",
+    )
     parser.add_argument("--headless", action="store_true", help="no chat, even on a terminal")
     parser.add_argument(
         "--until-eof", action="store_true", help="leave when stdin closes, as when a parent process ends"

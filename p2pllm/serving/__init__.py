@@ -9,6 +9,7 @@ from p2pllm.serving.completion import Completer
 from p2pllm.serving.generation import Generator
 from p2pllm.serving.keys import ApiKeys
 from p2pllm.serving.operator import OPERATOR_COMMANDS, Operator
+from p2pllm.serving.prefix import SECRET_BYTES
 from p2pllm.serving.repl import chat_loop, print_answer
 from p2pllm.serving.router import Router
 from p2pllm.serving.session import Network
@@ -18,6 +19,7 @@ from p2pllm.serving.tables import make_console, print_swarm, ranges, swarm_table
 
 __all__ = [
     "OPERATOR_COMMANDS",
+    "SECRET_BYTES",
     "Allocator",
     "Api",
     "ApiClient",

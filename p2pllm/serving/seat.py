@@ -25,11 +25,18 @@ class Seat:
     inbox: asyncio.Queue[StageWork] = field(default_factory=lambda: asyncio.Queue(INBOX))
     lease: asyncio.Timeout | None = None
     task: asyncio.Task[None] | None = None
+    kept: bytes = b""
+    """Names of the blocks that stay behind for later sessions of the same entry."""
 
     @property
     def key(self) -> tuple[str, int]:
         """The session and the place in its chain."""
         return self.plan.session, self.plan.stage
+
+    @property
+    def owner(self) -> str:
+        """Who may use what stays behind: the entry, with hidden states that are rounded in the same way."""
+        return f"{self.entry}:{self.plan.upstream.hex()}"
 
     @property
     def last(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from p2pllm.errors import FrameError, LinkError, RequestError
 from p2pllm.execution import SamplingParams
 from p2pllm.scheduling import Chain, PeerId
+from p2pllm.serving.prefix import prefix_names, upstream_name
 from p2pllm.transport import Close, Failed, Message, Open, Opened, Renew, Token, Tokens
 
 __all__ = ["RESERVE_AHEAD", "Generation", "Network", "Session", "StageLostError"]
@@ -48,7 +49,8 @@ class Network:
     """What a session needs of the world around it; ``own`` is the entry itself.
 
     ``send`` queues a message, ``connect`` brings up a link, ``ping`` measures a round trip (s); all of them
-    raise LinkError. ``eos`` are the ids that end a text, ``vocabulary`` is above all token ids.
+    raise LinkError. ``eos`` are the ids that end a text, ``vocabulary`` is above all token ids. ``numerics``
+    says how a peer rounds, ``secret`` keys the names of what stages keep for later sessions.
     """
 
     own: PeerId
@@ -57,6 +59,8 @@ class Network:
     ping: Callable[[PeerId], Awaitable[float]]
     eos: frozenset[int]
     vocabulary: int
+    numerics: Callable[[PeerId], str]
+    secret: bytes
 
 
 class StageLostError(Exception):
@@ -90,6 +94,7 @@ class Session:
         self.peers = frozenset(stage.peer for stage in chain.stages)
         self._request = request
         self._known = tuple(known)
+        self._said: list[int] = []
         self._network = network
         self._tokens: asyncio.Queue[Token] = asyncio.Queue(request.max_tokens)
         self._answers: dict[int, Opened] = {}
@@ -106,15 +111,16 @@ class Session:
         try:
             await self._reach()
             await self._open()
-            for start in range(0, len(self._known), CHUNK):
+            for start in range(self._cached(), len(self._known), CHUNK):
                 chunk = self._known[start : start + CHUNK]
                 self._tell(0, Tokens(self.id, 0, start, chunk, start + CHUNK >= len(self._known)))
             yield
         finally:
             # First, for what follows may be cancelled.
+            close = Close(self.id, self._kept())
             for peer in self.peers:
                 with suppress(LinkError):  # then its lease ends by itself
-                    self._network.send(peer, Close(self.id))
+                    self._network.send(peer, close)
             renewal.cancel()
             await asyncio.wait({renewal})
 
@@ -167,6 +173,7 @@ class Session:
         if token.position != position or token.token >= self._network.vocabulary:
             sender = self.chain.stages[-1].peer
             raise StageLostError(frozenset({sender}), f"{sender[:8]} sent a token that cannot be")
+        self._said.append(token.token)
         return token
 
     async def _problems(
@@ -194,6 +201,8 @@ class Session:
     async def _open(self) -> None:
         request, sampling = self._request, self._request.sampling
         stages = tuple((stage.peer, stage.start, stage.end) for stage in self.chain.stages)
+        numerics = [(stage, self._network.numerics(stage.peer)) for stage in self.chain.stages]
+        prefix = prefix_names(self._known, self._network.secret)
         for index in range(len(stages)):
             plan = Open(
                 session=self.id,
@@ -208,6 +217,8 @@ class Session:
                 eos=tuple(sorted(self._network.eos)),
                 limit=request.limit,
                 lease_s=LEASE_S,
+                prefix=prefix,
+                upstream=upstream_name(numerics[:index]),
             )
             self._tell(index, plan)
         deadline = asyncio.get_running_loop().time() + OPEN_DEADLINE_S
@@ -225,6 +236,15 @@ class Session:
                     peer for index, (peer, *_) in enumerate(stages) if index not in self._answers
                 )
                 raise StageLostError(silent, f"no answer from {_short(silent)}")
+
+    def _cached(self) -> int:
+        """How many tokens no stage needs any more; the last one is always fed, for what comes after it."""
+        return min(*(answer.cached for answer in self._answers.values()), len(self._known) - 1)
+
+    def _kept(self) -> bytes:
+        """Names of the blocks that all stages have filled: the last token that came was not fed to them."""
+        filled = (*self._known, *self._said[:-1]) if self._said else ()
+        return prefix_names(filled, self._network.secret)
 
     def _tell(self, stage: int, message: Message) -> None:
         peer = self.chain.stages[stage].peer

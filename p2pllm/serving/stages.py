@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
 
-from p2pllm.errors import LinkError, P2PLLMError, UnreachedError
+from p2pllm.errors import LinkError, P2PLLMError, RequestError, UnreachedError
 from p2pllm.execution import Activation, SamplingParams
 from p2pllm.scheduling import PeerId
 from p2pllm.serving.seat import Seat, StageWork
@@ -94,6 +95,7 @@ class Stages:
                 self._work(sender, message)
             case Close():
                 for seat in self._of_session(sender, message.session):
+                    seat.kept = message.prefix
                     self._vacate(seat)
             case Renew():
                 for seat in self._of_session(sender, message.session):
@@ -166,9 +168,9 @@ class Stages:
         """
         opened = False
         try:
-            self._reserve(seat)
+            cached = self._reserve(seat)
             await self._reach_next(seat)
-            self._send(seat.entry, Opened(*seat.key, True, ""))
+            self._send(seat.entry, Opened(*seat.key, True, "", cached=cached))
             opened = True
             async with asyncio.timeout(seat.plan.lease_s) as seat.lease:
                 while True:
@@ -191,7 +193,8 @@ class Stages:
 
     def _left(self, seat: Seat) -> None:
         """The seat's task is over: free what it held."""
-        self._executor.release(seat.key)
+        with suppress(RequestError):  # the entry names what cannot be: everything is freed all the same
+            self._executor.release(seat.key, seat.kept)
         del self._seats[seat.key]
         if not self._seats:
             self._empty.set()
@@ -199,11 +202,20 @@ class Stages:
             self._waiting_bytes -= _size(seat.inbox.get_nowait())
         self._changed()
 
-    def _reserve(self, seat: Seat) -> None:
+    def _reserve(self, seat: Seat) -> int:
+        """Take room for a session; returns how many of its tokens are here already."""
         _, start, end = seat.plan.stages[seat.plan.stage]
         plan = seat.plan
         sampling = SamplingParams(plan.temperature, plan.top_p, plan.top_k, plan.seed)
-        self._executor.reserve(seat.key, start=start, end=end, tokens=plan.reserve, sampling=sampling)
+        return self._executor.reserve(
+            seat.key,
+            start=start,
+            end=end,
+            tokens=plan.reserve,
+            sampling=sampling,
+            prefix=plan.prefix,
+            owner=seat.owner,
+        )
 
     async def _step(self, seat: Seat, work: StageWork) -> None:
         position, sample = work.position, True
@@ -253,7 +265,7 @@ class Stages:
             raise UnreachedError(seat.next_peer, str(error)) from error
 
     async def _forward(self, seat: Seat, message: Hidden | Token) -> None:
-        await self._reach_next(seat)
+        # No dialling again: a seat does not outlive the link to the next stage.
         try:
             await self._drain(seat.next_peer)
             self._send(seat.next_peer, message)

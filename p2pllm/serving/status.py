@@ -132,6 +132,7 @@ def _peer_json(state: PeerState, layers: int, now: float) -> Json:
         "addresses": [f"{host}:{port}" for host, port in body.addresses],
         "hardware": body.hardware,
         "dtype": body.dtype,
+        "quantization": body.quantization,
         "software": body.software,
         "memory_bytes": body.memory_bytes,
         "memory_used": metrics.memory_used,

@@ -6,8 +6,10 @@ from p2pllm.transport.frames import Limits, decode, encode
 from p2pllm.transport.links import Links
 from p2pllm.transport.messages import (
     ENTRY_STAGE,
+    HASH_BYTES,
     MAX_CHUNK_TOKENS,
     MAX_GOSSIP_RECORDS,
+    MAX_PREFIX_BYTES,
     MAX_STAGES,
     Close,
     Failed,
@@ -26,9 +28,11 @@ from p2pllm.transport.server import Server, serve
 
 __all__ = [
     "ENTRY_STAGE",
+    "HASH_BYTES",
     "LINK_PATH",
     "MAX_CHUNK_TOKENS",
     "MAX_GOSSIP_RECORDS",
+    "MAX_PREFIX_BYTES",
     "MAX_STAGES",
     "Certificate",
     "Close",

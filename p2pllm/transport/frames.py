@@ -8,6 +8,7 @@ message is made.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, get_args, get_origin, get_type_hints
 
@@ -15,15 +16,17 @@ import msgpack
 
 from p2pllm.errors import FrameError
 from p2pllm.records import MAX_RECORD_BYTES
-from p2pllm.transport.messages import Message
+from p2pllm.transport.messages import MAX_PREFIX_BYTES, Message
 from p2pllm.transport.schema import Check
 
 __all__ = ["DEFAULT_LIMITS", "Limits", "decode", "encode"]
 
 _LENGTH = struct.Struct(">I")
 
+_MAX_BINARY = max(MAX_RECORD_BYTES, MAX_PREFIX_BYTES)
+
 _BODY = "data"
-"""The field that travels behind the header."""
+"""The field that travels behind the header; the last one of its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,13 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How one class of message lies on the wire: its fields in order, with their checks."""
+    """How one class of message lies on the wire: its fields in order, with their checks; one that
+    ``has_body`` has it last.
+    """
 
     cls: type[Message]
     checks: dict[str, Check]
+    has_body: bool
 
     @classmethod
     def of(cls, message: type[Message]) -> _Layout:
@@ -52,16 +58,19 @@ class _Layout:
             if get_origin(hints[field.name]) is not Annotated:
                 raise TypeError(f"{message.__name__}.{field.name} has no check")
             checks[field.name] = get_args(hints[field.name])[1]
-        return cls(message, checks)
+        return cls(message, checks, _BODY in checks)
 
-    def check(self, values: dict[str, object]) -> dict[str, object]:
-        """Return the values as typed; raises FrameError naming the first field that is wrong."""
-        checked = {}
-        for name, check in self.checks.items():
-            try:
-                checked[name] = check(values[name])
-            except FrameError as error:
-                raise FrameError(f"bad {self.cls.__name__}.{name}: {error}") from None
+    def check(self, values: Iterable[object]) -> list[object]:
+        """Return values, in the order of the fields, as typed; raises FrameError naming the first one that
+        is wrong.
+        """
+        checked: list[object] = []
+        try:
+            for check, value in zip(self.checks.values(), values, strict=True):
+                checked.append(check(value))
+        except FrameError as error:
+            name = list(self.checks)[len(checked)]
+            raise FrameError(f"bad {self.cls.__name__}.{name}: {error}") from None
         return checked
 
 
@@ -74,10 +83,12 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> bytes:
     Raises FrameError if a peer would refuse it, so that a mistake here costs one session and not the link.
     """
     layout = _LAYOUTS[message.kind]
-    values = layout.check({name: getattr(message, name) for name in layout.checks})
+    values = layout.check([getattr(message, name) for name in layout.checks])
     body: bytes = getattr(message, _BODY, b"")
+    if layout.has_body:
+        del values[-1]
     try:
-        header = msgpack.packb((message.kind, *(value for name, value in values.items() if name != _BODY)))
+        header = msgpack.packb((message.kind, *values))
     except ValueError as error:
         raise FrameError(f"cannot encode {layout.cls.__name__}: {error}") from None
     frame = b"".join((_LENGTH.pack(len(header)), header, body))
@@ -100,19 +111,19 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Message:
     layout = _LAYOUTS.get(kind) if isinstance(kind, int) else None
     if layout is None:
         raise FrameError("unknown kind of message: update the older peer")
-    if _BODY in layout.checks:
+    if layout.has_body:
         values.append(data[end:])
     elif end != len(data):
         raise FrameError(f"{layout.cls.__name__} carries no data")
     if len(values) != len(layout.checks):
         raise FrameError(f"{layout.cls.__name__} has {len(layout.checks)} fields, not {len(values)}")
-    return layout.cls(**layout.check(dict(zip(layout.checks, values, strict=True))))  # type: ignore[arg-type]
+    return layout.cls(*layout.check(values))  # type: ignore[arg-type]
 
 
 def _unpack(header: bytes) -> tuple[object, ...]:
     try:
         values = msgpack.unpackb(
-            header, use_list=False, max_map_len=0, max_bin_len=MAX_RECORD_BYTES, max_ext_len=0
+            header, use_list=False, max_map_len=0, max_bin_len=_MAX_BINARY, max_ext_len=0
         )
     except ValueError as error:
         raise FrameError(f"the header is no msgpack: {error}") from None

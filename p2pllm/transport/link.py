@@ -128,11 +128,12 @@ class Link:
 
     async def drain(self, timeout: float) -> None:
         """Wait until at most half of what may be queued is; raises LinkError after ``timeout`` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._room.wait()
-        except TimeoutError:
-            raise LinkError(f"the link to peer {self.peer[:8]} is congested") from None
+        if not self._room.is_set():
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._room.wait()
+            except TimeoutError:
+                raise LinkError(f"the link to peer {self.peer[:8]} is congested") from None
         if self._ended:
             raise LinkError(f"the link to peer {self.peer[:8]} went down: {self._ended}")
 
@@ -216,13 +217,17 @@ class Link:
 
     async def _write(self, socket: Socket) -> None:
         """Send what is queued, in order, while the peer keeps reading."""
+        clock = asyncio.get_running_loop().time
         try:
-            while True:
-                frame = await self._outbox.get()
-                async with asyncio.timeout(self._stall_s):
+            # One deadline that moves: most frames are gone at once, and a token should not pay for it.
+            async with asyncio.timeout(None) as stalled:
+                while True:
+                    stalled.reschedule(None)
+                    frame = await self._outbox.get()
+                    stalled.reschedule(clock() + self._stall_s)
                     await self._put(socket, frame)
-                self._count(-len(frame))
-                self._outbox.task_done()
+                    self._count(-len(frame))
+                    self._outbox.task_done()
         except TimeoutError:
             self._end(f"it read nothing for {self._stall_s:g} s")
         except OSError as error:
@@ -230,10 +235,11 @@ class Link:
 
     async def _put(self, socket: Socket, frame: bytes) -> None:
         """Send a frame, and behind a large one a ping that tells when it has arrived."""
-        nonce = secrets.randbits(64)
-        large = len(frame) >= _LARGE_BYTES and self._gauge.sent(nonce, len(frame), time.perf_counter())
+        large = len(frame) >= _LARGE_BYTES
+        nonce = secrets.randbits(64) if large else 0
+        is_timed = large and self._gauge.sent(nonce, len(frame), time.perf_counter())
         await socket.send_bytes(frame)
-        if large:
+        if is_timed:
             await socket.send_bytes(encode(Ping(nonce), self._limits))
 
     def _end(self, reason: str, *, still_open: Socket | None = None) -> None:

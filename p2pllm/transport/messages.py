@@ -26,12 +26,15 @@ from p2pllm.transport.schema import (
     printable,
     real,
     row,
+    rows_of,
 )
 
 __all__ = [
     "ENTRY_STAGE",
+    "HASH_BYTES",
     "MAX_CHUNK_TOKENS",
     "MAX_GOSSIP_RECORDS",
+    "MAX_PREFIX_BYTES",
     "MAX_STAGES",
     "Close",
     "Failed",
@@ -56,6 +59,12 @@ MAX_CHUNK_TOKENS = 4096
 MAX_GOSSIP_RECORDS = 64
 """Records in one Gossip: what fits a frame's header."""
 
+HASH_BYTES = 8
+"""Of the name of a KV block, which stands for all tokens up to the end of the block."""
+
+MAX_PREFIX_BYTES = 32 * 1024
+"""Names of blocks in one message: of 65,536 tokens."""
+
 ENTRY_STAGE = -1
 """The ``stage`` of a Token that is meant for the entry."""
 
@@ -76,6 +85,7 @@ _Count: TypeAlias = Annotated[int, _count]
 _TokenIds: TypeAlias = Annotated[tuple[int, ...], integers(0, _INT32, MAX_CHUNK_TOKENS, least=1)]
 _Flag: TypeAlias = Annotated[bool, boolean]
 _Reason: TypeAlias = Annotated[str, printable(300)]
+_Prefix: TypeAlias = Annotated[bytes, rows_of(HASH_BYTES, MAX_PREFIX_BYTES)]
 _Nonce: TypeAlias = Annotated[int, integer(0, 2**64 - 1)]
 
 
@@ -85,7 +95,8 @@ class Open:
 
     ``stages`` are (peer, start, end) from layer 0 on without gaps, ``stage`` is the receiver's index in them.
     ``limit`` is the position of the last token that may be generated, ``lease_s`` how long the session lives
-    without a Renew.
+    without a Renew. ``prefix`` names the full blocks of what is to be fed, ``upstream`` (8 bytes) what hidden
+    states depend on besides: a stage may use blocks that it has kept for this entry under the same names.
     """
 
     kind: ClassVar[int] = 1
@@ -101,6 +112,8 @@ class Open:
     eos: Annotated[tuple[int, ...], integers(0, _INT32, 64)]
     limit: _Count
     lease_s: Annotated[float, real(0.0, 3600.0)]
+    prefix: _Prefix = b""
+    upstream: Annotated[bytes, rows_of(HASH_BYTES, HASH_BYTES, least=HASH_BYTES)] = bytes(HASH_BYTES)
 
     def __post_init__(self) -> None:
         reached = 0
@@ -117,7 +130,7 @@ class Opened:
     """Stage → entry: the answer to Open.
 
     ``reason`` says why not; ``unreached`` names the next stage's peer if it is that one that cannot be
-    reached from here.
+    reached from here. ``cached`` is how many of the first tokens need not be fed here.
     """
 
     kind: ClassVar[int] = 2
@@ -126,6 +139,7 @@ class Opened:
     ok: _Flag
     reason: _Reason
     unreached: _PeerOrNone = ""
+    cached: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +203,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Entry → stages: the session is over; free what it holds."""
+    """Entry → stages: the session is over; free what it holds, but keep the blocks that ``prefix`` names
+    while there is room.
+    """
 
     kind: ClassVar[int] = 7
     session: _Session
+    prefix: _Prefix = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ __all__ = [
     "printable",
     "real",
     "row",
+    "rows_of",
 ]
 
 Check: TypeAlias = Callable[[object], object]
@@ -47,6 +48,17 @@ def octets(most: int) -> Check:
     def check(value: object) -> bytes:
         if not isinstance(value, bytes) or not 1 <= len(value) <= most:
             raise FrameError(f"expected 1 to {most} bytes")
+        return value
+
+    return check
+
+
+def rows_of(size: int, most: int, least: int = 0) -> Check:
+    """Return a check for ``least`` to ``most`` bytes in whole rows of ``size``."""
+
+    def check(value: object) -> bytes:
+        if not isinstance(value, bytes) or not least <= len(value) <= most or len(value) % size:
+            raise FrameError(f"expected {least} to {most} bytes in rows of {size}")
         return value
 
     return check

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from p2pllm.execution import Checkpoint, open_checkpoint
 from p2pllm.execution.attention import Segment
-from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.kv import private_caches
 from p2pllm.execution.loader import Loader
 from p2pllm.execution.stage import Stage
 
@@ -115,9 +115,7 @@ class Chain:
 
     def __init__(self, stages: Sequence[Slice], sessions: int, tokens: int = 256) -> None:
         self.stages = stages
-        self.caches = [
-            [SessionCache(stage.start, stage.end, tokens) for _ in range(sessions)] for stage in stages
-        ]
+        self.caches = [private_caches([tokens] * sessions) for _ in stages]
         self.lengths = [0] * sessions
 
     def step(self, rows: dict[int, Sequence[int]]) -> dict[int, Tensor]:

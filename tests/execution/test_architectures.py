@@ -96,10 +96,10 @@ def test_self_check_refuses_layers_with_a_state_of_their_own() -> None:
 
 def test_self_check_notices_a_wrong_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """With windows ignored, a model that has them comes out different."""
-    from p2pllm.execution.attention import Segment
+    from p2pllm.execution import attention
 
-    right = Segment.mask
-    monkeypatch.setattr(Segment, "mask", lambda self, window, device: right(self, None, device))
+    right = attention.make_layout
+    monkeypatch.setattr(attention, "make_layout", lambda segments, _, *rest: right(segments, None, *rest))
     config = AutoConfig.for_model("mistral", sliding_window=4096, num_hidden_layers=3)
     with pytest.raises(ModelError, match="mistral models do not compute the same"):
         check_architecture(config)
@@ -109,3 +109,23 @@ def test_dynamic_rotary_scaling_is_refused() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(ModelError, match="dynamic rotary scaling"):
         check_architecture(AutoConfig.for_model("llama", rope_parameters=rope))
+
+
+def table() -> str:
+    """The README's table: what the self-check says of each architecture."""
+    rows = ["| transformers' `model_type` | weights read as one |", "|---|---|"]
+    for kind in sorted(SUPPORTED):
+        groups = sorted(check_architecture(AutoConfig.for_model(kind)))
+        spelled = (" + ".join(f"`{name.rpartition('.')[2]}`" for name in group) for group in groups)
+        fused = "; ".join(dict.fromkeys(spelled))
+        rows.append(f"| {kind} | {fused or '–'} |")
+    refused = ", ".join(sorted([*UNSUPPORTED, "lfm2"]))
+    return "\n".join([*rows, "", f"Refused by name, as they do not come out equal in slices: {refused}."])
+
+
+def test_table_in_the_readme_is_up_to_date() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    _, _, rest = readme.partition("<!-- architectures -->\n")
+    written, end, _ = rest.partition("\n<!-- /architectures -->")
+    assert end
+    assert written == table(), "put table() between the README's two comments"

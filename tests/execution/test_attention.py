@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 
+from p2pllm.execution import layout
 from p2pllm.execution.attention import Ragged, Segment, attend
-from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.kv import KvStore, SessionCache, Target, private_caches
 
 HEADS, KV_HEADS, DIM, TOKENS = 6, 2, 8, 11
 
@@ -44,9 +47,7 @@ def test_against_the_definition(window: int | None, softcap: float | None, has_s
         )
         for _ in range(2)
     ]
-    caches = [SessionCache(5, 6, 4) for _ in sessions]
-    for cache in caches:
-        cache.capacity = 16  # grown after the first reservation
+    caches = private_caches([TOKENS] * 2)
     got: list[list[torch.Tensor]] = [[], []]
     # Steps of (session, first token, end): chunks and single tokens, side by side and alone.
     for step in ([(0, 0, 6), (1, 0, 1)], [(1, 1, 9)], [(0, 6, 7), (1, 9, 10)], [(1, 10, 11), (0, 7, 11)]):
@@ -59,3 +60,48 @@ def test_against_the_definition(window: int | None, softcap: float | None, has_s
     for session, parts in zip(sessions, got, strict=True):
         expected = by_definition(*session, window=window, softcap=softcap, sinks=sinks)
         torch.testing.assert_close(torch.cat(parts), expected, atol=1e-5, rtol=1e-5)
+
+
+def dense(query, key, value, window):
+    """(tokens, heads, dim) of one session, from whole matrices in float64."""
+    keys, values = (side.double().repeat_interleave(HEADS // KV_HEADS, dim=0) for side in (key, value))
+    scores = query.double() @ keys.transpose(1, 2) * 0.3
+    tokens = query.shape[1]
+    seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    if window is not None:
+        seen &= torch.ones(tokens, tokens, dtype=torch.bool).triu(1 - window)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return (weights @ values).transpose(0, 1).float()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("gather_bytes", [0, 1 << 18, 1 << 30])
+def test_many_that_decode(window: int | None, gather_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all lengths, in blocks here and there, amid memory that holds no numbers: together and alone."""
+    monkeypatch.setattr(layout, "_GATHER_BYTES", gather_bytes)
+    rng = random.Random(4)
+    torch.manual_seed(4)
+    lengths = [1, 2, 16, 17, 18, 40, 41, 90, 100, 130, 600, 650]
+    store = KvStore()
+    nothing = torch.full((KV_HEADS, 400 * 16, DIM), float("nan"))
+    store.write(5, Target(slice(0, 400 * 16), None, 400), nothing, nothing)
+    free = list(range(1, 400))
+    rng.shuffle(free)
+    texts, segments = [], []
+    for length in lengths:
+        count = -(-length // 16)
+        blocks = sorted(free)[:count] if length % 2 else free[:count]
+        free = [block for block in free if block not in blocks]
+        cache = SessionCache(store, {None: np.array(blocks)})
+        text = [torch.randn(heads, length, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+        for begin, end in ((0, length // 2), (length // 2, length - 1)):
+            if begin < end:
+                ragged = Ragged([Segment(cache, begin, end - begin)], torch.zeros(0))
+                out = attend(ragged, 5, *(part[:, begin:end] for part in text), scale=0.3, window=window)
+                torch.testing.assert_close(out, dense(*text, window)[begin:end], atol=1e-5, rtol=1e-5)
+        texts.append(text)
+        segments.append(Segment(cache, length - 1, 1))
+    rows = [torch.cat([text[part][:, -1:] for text in texts], dim=1) for part in range(3)]
+    out = attend(Ragged(segments, torch.zeros(0)), 5, *rows, scale=0.3, window=window)
+    for got, text in zip(out, texts, strict=True):
+        torch.testing.assert_close(got, dense(*text, window)[-1], atol=1e-5, rtol=1e-5)

@@ -183,7 +183,7 @@ async def test_dropped_layers_end_their_sessions_and_are_gone(tiny: tuple[Checkp
         assert await through("used", PROMPT, (executor, 0, 4)) is not None
         loader = executor._engine._loader
         assert loader is not None
-        weights = {name: weakref.ref(value) for name, value in loader._model.held().items()}
+        weights = {name: weakref.ref(value) for name, value in loader._model.kept().items()}
         run = asyncio.create_task(executor.run(("across", 0), 0, PROMPT, sample=True))
         await asyncio.sleep(0)
 

@@ -85,16 +85,17 @@ def test_a_part_of_a_slice(checkpoint: Checkpoint, prompts: list[list[int]], ref
     piece.
     """
     from p2pllm.execution.attention import Segment
-    from p2pllm.execution.kv import SessionCache
+    from p2pllm.execution.kv import private_caches
 
     loader = Loader(checkpoint, dtype="float32", device="cpu")
     loader.load(10, 30)
     loader.stage.retain(range(20, 30))
     loader.load(0, 30)
     whole = loader.stage
+    (cache,) = private_caches([64])
     hidden = torch.tensor(prompts[0])
     for start, end in ((0, 3), (3, 17), (17, 18), (18, 30)):
-        segment = Segment(SessionCache(start, end, 64), 0, len(prompts[0]))
+        segment = Segment(cache, 0, len(prompts[0]))
         hidden = whole.forward([segment], hidden, start, end)
     torch.testing.assert_close(whole.logits(hidden), whole_logits(reference, prompts[0]), atol=1e-4, rtol=0)
 

@@ -166,6 +166,54 @@ async def test_blocks_are_counted(tiny: tuple[Checkpoint, Any]) -> None:
         assert stage.stats().kv_blocks_free == 4
 
 
+async def test_a_cached_prefix_is_not_run_again(tiny: tuple[Checkpoint, Any]) -> None:
+    checkpoint, whole = tiny
+    text = [(7 * n) % 97 for n in range(40)]
+    names = bytes(range(16))
+    async with executor(checkpoint, 0, 2, blocks=8) as first, executor(checkpoint, 2, 4, blocks=8) as last:
+        chain = ((first, 0, 2), (last, 2, 4))
+
+        async def begin(session: str, owner: str, position: int | None = None) -> int | None:
+            """The first token after the text, begun at ``position`` or with all that is cached."""
+            cached = [
+                stage.reserve(
+                    (session, i), start=a, end=b, tokens=64, sampling=GREEDY, prefix=names, owner=owner
+                )
+                for i, (stage, a, b) in enumerate(chain)
+            ]
+            position = min(cached) if position is None else position
+            inputs: Any = text[position:]
+            for index, (stage, *_) in enumerate(chain):
+                output = await stage.run((session, index), position, inputs, sample=stage is last)
+                inputs = output.activation
+            ran.append(len(text) - position)
+            return output.token
+
+        ran: list[int] = []
+        (expected,) = expected_tokens(whole, text, GREEDY, 1)
+        assert await begin("a", "me") == expected
+        for index, (stage, *_) in enumerate(chain):
+            stage.release(("a", index), names)
+            assert (stage.stats().kv_blocks_free, stage.stats().kv_blocks_cached) == (8, 2)
+        assert await begin("b", "me") == expected
+        assert await begin("c", "me", 21) == expected  # which makes its own copy of the second block
+        assert ran == [40, 8, 19]
+        for index, (stage, *_) in enumerate(chain):
+            assert stage.stats().kv_blocks_cached == 0
+            for session in "bc":
+                stage.release((session, index))
+        assert await begin("d", "you") == expected
+        assert ran[-1] == 40
+        with pytest.raises(RequestError, match="8 bytes per block"):
+            first.reserve(("e", 0), start=0, end=2, tokens=64, prefix=bytes(9))
+        with pytest.raises(RequestError, match="64 at most"):
+            first.reserve(("e", 0), start=0, end=2, tokens=64, prefix=bytes(72))
+        for index, (stage, *_) in enumerate(chain):
+            stage.release(("d", index))
+            stage.reserve(("full", 0), start=2 * index, end=2 * index + 2, tokens=128)
+            assert (stage.stats().kv_blocks_free, stage.stats().kv_blocks_cached) == (0, 0)
+
+
 def row(values: list[float]) -> Activation:
     return Activation("float32", (1, 64), struct.pack("<64f", *(values * 64)[:64]))
 

@@ -60,7 +60,7 @@ loader = Loader(open_checkpoint(MODEL), dtype="float32", device="cpu")
 loader.load(1, 2, lambda *call: heard.append(call))
 stage = loader.stage
 assert heard == sorted(heard) and heard[-1][0] == heard[-1][1] > stage.weight_bytes, heard
-print(sum(float(state.double().sum()) for state in stage._model.held().values()))
+print(sum(float(state.double().sum()) for state in stage._model.kept().values()))
 """
 
 

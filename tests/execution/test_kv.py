@@ -1,49 +1,59 @@
-"""The block pool and one session's cache."""
+"""Slabs of blocks: what is written is there, what grows keeps it, what is freed is gone."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from p2pllm.errors import BusyError
-from p2pllm.execution.kv import KvPool, SessionCache, blocks_for
+from p2pllm.execution.kv import KvStore, Target, private_caches
 
 
-@pytest.mark.parametrize(("tokens", "layers", "blocks"), [(1, 1, 1), (16, 1, 1), (17, 1, 2), (33, 10, 30)])
-def test_blocks(tokens: int, layers: int, blocks: int) -> None:
-    assert blocks_for(tokens, layers) == blocks
+def rows(first: int, count: int) -> torch.Tensor:
+    """(2 heads, tokens, 3), each token with a value of its own."""
+    return torch.arange(first, first + count).view(1, count, 1).expand(2, count, 3).float()
 
 
-def test_pool_takes_all_or_nothing() -> None:
-    pool = KvPool(10)
-    pool.take(7)
-    with pytest.raises(BusyError, match="4 blocks wanted, 3 of 10 free"):
-        pool.take(4)
-    pool.take(3)
-    pool.give(10)
-    assert pool.free == 10
+def test_slabs_grow_and_keep_what_they_have() -> None:
+    store = KvStore()
+    store.write(7, Target(slice(14, 16), None, 1), rows(14, 2), -rows(14, 2))
+    scattered = torch.tensor([100, 3])
+    keys, values = store.write(7, Target(scattered, torch.tensor([4, 5]), 7), rows(20, 2), -rows(20, 2))
+    assert keys.shape == (2, 7 * 16, 3)
+    assert keys[0, [14, 15, 100, 3, 4, 5], 0].tolist() == [14, 15, 20, 21, 0, 0]
+    assert torch.equal(values[:, scattered], -rows(20, 2))
+    assert store.token_bytes == 2 * (2 * 3) * 4
 
 
-def test_cache_grows_and_keeps_what_it_has() -> None:
-    cache = SessionCache(2, 4, 2)
-    first = torch.arange(12.0).view(1, 3, 4)
-    cache.capacity = 3
-    cache.extend(3, 0, first, first + 100)
-    cache.capacity = 16
-    keys, values = cache.extend(3, 3, torch.ones(1, 1, 4), torch.zeros(1, 1, 4))
-    assert torch.equal(keys, torch.cat([first, torch.ones(1, 1, 4)], dim=1))
-    assert torch.equal(values, torch.cat([first + 100, torch.zeros(1, 1, 4)], dim=1))
-    assert cache.token_bytes == 2 * 4 * 4
+def test_slabs_grow_by_half_so_that_copies_are_few() -> None:
+    store = KvStore()
+    sizes = {
+        store.write(0, Target(slice(0, 1), None, n), rows(0, 1), rows(0, 1))[0].shape[1]
+        for n in range(1, 200)
+    }
+    assert len(sizes) < 16
 
 
-def test_a_pool_that_shrinks_gives_nothing_until_it_is_free() -> None:
-    pool = KvPool(10)
-    pool.take(7)
-    pool.resize(4)
-    assert (pool.total, pool.free) == (4, -3)
-    with pytest.raises(BusyError, match="1 blocks wanted, 0 of 4 free"):
-        pool.take(1)
-    pool.give(5)
-    pool.take(2)
-    pool.resize(6)
-    assert (pool.total, pool.free) == (6, 2)
+def test_copies_are_of_the_layers_named() -> None:
+    store = KvStore()
+    for layer in (1, 2):
+        store.write(layer, Target(slice(0, 16), None, 1), rows(0, 16), rows(0, 16))
+    store.copy(((1, 3), 0, 4))
+    assert store.write(1, Target(slice(0, 1), None, 1), rows(0, 1), rows(0, 1))[0].shape[1] == 5 * 16
+    keys, _ = store.write(1, Target(slice(0, 1), None, 1), rows(0, 1), rows(0, 1))
+    assert torch.equal(keys[:, 64:], rows(0, 16))
+    assert store.write(2, Target(slice(0, 1), None, 1), rows(0, 1), rows(0, 1))[0].shape[1] == 16
+
+
+def test_what_is_not_retained_is_gone() -> None:
+    store = KvStore()
+    for layer in (1, 2, 3):
+        store.write(layer, Target(slice(0, 16), None, 8), rows(0, 16), rows(0, 16))
+    store.retain({1: 2, 2: 0, 3: 9})
+    sizes = {layer: keys.shape[1] // 16 for layer, (keys, _) in store._slabs.items()}
+    assert sizes == {1: 2, 3: 8}
+    assert torch.equal(store._slabs[1][0][:, :16], rows(0, 16))
+
+
+def test_private_caches_share_a_store_and_no_block() -> None:
+    first, second = private_caches([17, 16])
+    assert first.store is second.store
+    assert (first.tables[None].tolist(), second.tables[None].tolist()) == ([0, 1], [2])

@@ -74,3 +74,13 @@ async def test_a_seed_gives_the_same_tokens_on_1_and_on_3_peers(apis: Apis, refe
         reference.check_sampled(PROMPTS[1], figures.token_ids, **SAMPLED)
         found.append(figures.token_ids)
     reference.check_same(PROMPTS[1], *found, **SAMPLED)
+
+
+async def test_what_stages_have_kept_of_a_text_changes_no_token(apis: Apis, reference: Reference) -> None:
+    url = apis(3)[0]
+    await until_ready(url)
+    story = "Go on with this story: " + "They walked along the river, and then over a hill. " * 12
+    # The first leaves blocks behind, the second begins in the middle of the text, the third at its end.
+    for prompt in (story, story + "It began to snow.", story):
+        _, figures = await answer(url, prompt, temperature=0, max_tokens=16)
+        reference.check_greedy(prompt, figures.token_ids, limit=16)

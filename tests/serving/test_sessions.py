@@ -1,227 +1,35 @@
-"""Both sides of a session against each other, over a network and an executor that can be made to fail.
-
-The executor here is a stand-in whose next token is a plain function of all tokens so far, so what a session
-must say is known without torch; the real one is compared with transformers elsewhere.
-"""
+"""Both sides of a session against each other, over a network and an executor that can be made to fail."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import struct
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.wires import (
+    CONTEXT,
+    GREEDY,
+    VOCABULARY,
+    A,
+    B,
+    C,
+    D,
+    StandIn,
+    Wires,
+    chain,
+    collect,
+    expected,
+    settled,
+)
 
-from p2pllm.errors import BusyError, LinkError, NoRouteError, RequestError, SessionError
-from p2pllm.execution import Activation, SamplingParams, StageOutput
-from p2pllm.scheduling import Chain, PeerId, Stage
-from p2pllm.serving.generation import Generation, Generator
-from p2pllm.serving.session import Network
-from p2pllm.serving.stages import Stages
+from p2pllm.errors import BusyError, LinkError, NoRouteError, RequestError
+from p2pllm.execution import StageOutput
+from p2pllm.scheduling import Chain, PeerId
+from p2pllm.serving.generation import Generation
 from p2pllm.transport import Close, Failed, Hidden, Message, Open, Opened, Renew, Token, Tokens
-
-LAYERS = 6
-VOCABULARY = 97
-EOS = 96
-CONTEXT = 200
-A, B, C, D = (digit * 40 for digit in "abcd")
-GREEDY = SamplingParams(temperature=0.0)
-
-
-def next_token(tokens: Sequence[int]) -> int:
-    """Never EOS by itself."""
-    return (sum((place + 1) * token for place, token in enumerate(tokens)) + len(tokens)) % (VOCABULARY - 1)
-
-
-def expected(prompt: Sequence[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-class StandIn:
-    """Passes the tokens themselves along as hidden states."""
-
-    def __init__(self, start: int, end: int) -> None:
-        self.start, self.end = start, end
-        self.open: dict[tuple[str, int], list[int]] = {}
-        self.full = False
-        self.fails_at: int | None = None
-
-    def reserve(self, key: tuple[str, int], *, start: int, end: int, **_: Any) -> None:
-        if not self.start <= start < end <= self.end:
-            raise BusyError(f"layers {start}:{end} are not here")
-        if self.full:
-            raise BusyError("KV cache is full")
-        self.open[key] = []
-
-    async def run(
-        self, key: tuple[str, int], position: int, inputs: list[int] | Activation, *, sample: bool
-    ) -> StageOutput:
-        await asyncio.sleep(0)
-        if isinstance(inputs, Activation):
-            inputs = list(struct.unpack(f"<{inputs.shape[0]}f", inputs.data))
-        if key not in self.open:
-            raise SessionError("layers 3:6 were dropped here")
-        tokens = self.open[key]
-        assert position <= len(tokens)
-        tokens[position:] = [int(token) for token in inputs]
-        if self.fails_at is not None and len(tokens) >= self.fails_at:
-            raise SessionError("the forward pass failed: out of memory")
-        if self.end < LAYERS:
-            data = struct.pack(f"<{len(inputs)}f", *inputs)
-            return StageOutput(Activation("float32", (len(inputs), 1), data), None)
-        return StageOutput(None, next_token(tokens) if sample else None)
-
-    def release(self, key: tuple[str, int]) -> None:
-        self.open.pop(key, None)
-
-    def drop(self) -> None:
-        """Let go of all layers, and of the sessions on them."""
-        self.start = self.end = LAYERS
-        self.open.clear()
-
-
-class Wires:
-    """Peers whose frames reach each other on the loop's next turn, unless one of them is down."""
-
-    def __init__(self, slices: dict[PeerId, tuple[int, int]]) -> None:
-        self.executors = {peer: StandIn(*span) for peer, span in slices.items()}
-        self.down: set[PeerId] = set()
-        self.sent: list[tuple[PeerId, PeerId, Message]] = []
-        self.tamper: Callable[[PeerId, Message], Message | None] = lambda _sender, message: message
-        self.stages = {
-            peer: Stages(
-                own=peer,
-                hidden=1,
-                executor=executor,  # type: ignore[arg-type]
-                send=self.sender(peer),
-                drain=self.connector(peer),
-                connect=self.connector(peer),
-                changed=lambda: None,
-            )
-            for peer, executor in self.executors.items()
-        }
-        self.generators: dict[PeerId, Generator] = {}
-
-    def sender(self, source: PeerId) -> Callable[[PeerId, Message], None]:
-        def send(target: PeerId, message: Message) -> None:
-            if {source, target} & self.down:
-                raise LinkError(f"no link to peer {target[:8]}")
-            self.sent.append((source, target, message))
-            asyncio.get_running_loop().call_soon(self.deliver, source, target, message)
-
-        return send
-
-    def connector(self, source: PeerId) -> Callable[[PeerId], Any]:
-        async def connect(target: PeerId) -> None:
-            await asyncio.sleep(0)
-            if {source, target} & self.down:
-                raise LinkError("it does not answer")
-
-        return connect
-
-    def deliver(self, source: PeerId, target: PeerId, message: Message) -> None:
-        tampered = self.tamper(source, message)
-        if tampered is None or {source, target} & self.down:
-            return
-        entry = isinstance(tampered, Opened | Failed) or (
-            isinstance(tampered, Token) and tampered.stage == -1
-        )
-        if entry and target in self.generators:
-            self.generators[target].receive(source, tampered)  # type: ignore[arg-type]
-        elif not entry:
-            self.stages[target].receive(source, tampered)  # type: ignore[arg-type]
-
-    def kill(self, peer: PeerId) -> None:
-        self.down.add(peer)
-        for generator in self.generators.values():
-            generator.peer_down(peer)
-        for stages in self.stages.values():
-            stages.peer_down(peer)
-
-    def entry(self, peer: PeerId, *chains: Chain) -> Generator:
-        """An entry that tries these chains in order, less those through excluded peers."""
-
-        class Routes:
-            def chain(
-                self, *, excluded: frozenset[PeerId], severed: frozenset[tuple[PeerId, PeerId]], **_: Any
-            ) -> Chain:
-                for chain in chains:
-                    peers = [stage.peer for stage in chain.stages]
-                    hops = set(zip(peers, [*peers[1:], peers[0]], strict=True))
-                    if not excluded & set(peers) and not severed & hops:
-                        return chain
-                raise NoRouteError(((0, LAYERS),))
-
-            def blame(self, peers: frozenset[PeerId]) -> None:
-                assert all(len(peer) == 40 for peer in peers)
-
-            def trust(self, peers: frozenset[PeerId]) -> None:
-                assert peers
-
-        network = Network(
-            own=peer,
-            send=self.sender(peer),
-            connect=self.connector(peer),
-            ping=self.pinger(peer),
-            eos=frozenset({EOS}),
-            vocabulary=VOCABULARY,
-        )
-        self.generators[peer] = Generator(
-            router=Routes(),  # type: ignore[arg-type]
-            network=network,
-            context=CONTEXT,
-            rng=random.Random(0),
-        )
-        return self.generators[peer]
-
-    def pinger(self, source: PeerId) -> Callable[[PeerId], Any]:
-        async def ping(target: PeerId) -> float:
-            await self.connector(source)(target)
-            return 0.0
-
-        return ping
-
-    def idle(self) -> bool:
-        return not any(executor.open for executor in self.executors.values())
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Wires]:
-        tasks = [asyncio.create_task(stages.run()) for stages in self.stages.values()]
-        await asyncio.sleep(0)
-        try:
-            yield self
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            assert self.idle(), "stopping frees everything"
-
-
-def chain(*stages: tuple[PeerId, int, int]) -> Chain:
-    return Chain(tuple(Stage(*stage) for stage in stages), 0.001)
-
-
-async def collect(generator: Generator, prompt: Sequence[int], count: int) -> list[int]:
-    request = Generation(tuple(prompt), GREEDY, count)
-    async with aclosing(generator.generate(request)) as stream:
-        events = [event async for event in stream]
-    assert [event.final for event in events[:-1]] == [""] * (len(events) - 1)
-    assert events[-1].final in ("stop", "length")
-    return [event.token for event in events]
-
-
-async def settled(network: Wires) -> None:
-    async with asyncio.timeout(5):
-        while not network.idle():
-            await asyncio.sleep(0.001)
-
 
 PROMPTS = [[5], list(range(1, 40)), [7] * 150]
 CHAINS = [
@@ -255,9 +63,9 @@ def every_stage_by_its_own_end(executor: StandIn) -> Callable[..., Any]:
     ends: dict[tuple[str, int], int] = {}
     plain_run, plain_reserve = StandIn.run, executor.reserve
 
-    def reserve(key: tuple[str, int], *, end: int, **more: Any) -> None:
+    def reserve(key: tuple[str, int], *, end: int, **more: Any) -> int:
         ends[key] = end
-        plain_reserve(key, end=end, **more)
+        return plain_reserve(key, end=end, **more)
 
     executor.reserve = reserve  # type: ignore[method-assign]
 

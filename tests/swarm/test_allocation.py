@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 from support.states import full, plan_of, state
 
-from p2pllm.records import Span
-from p2pllm.records.bodies import MAX_EPOCH
+from p2pllm.records import MAX_EPOCH, Span
 from p2pllm.scheduling import Capacity, Slice
 from p2pllm.swarm.placement.allocation import Allocation, Drop, Load
 from p2pllm.swarm.view import PeerState

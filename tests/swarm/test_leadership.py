@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from support.states import full, plan_of, state
 
-from p2pllm.records import ClaimBody
-from p2pllm.records.bodies import MAX_EPOCH
+from p2pllm.records import MAX_EPOCH, ClaimBody
 from p2pllm.scheduling import Network
 from p2pllm.swarm.latency import UNMEASURED
 from p2pllm.swarm.placement.leadership import Leadership, Outgoing

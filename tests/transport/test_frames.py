@@ -16,8 +16,10 @@ from p2pllm.errors import FrameError
 from p2pllm.records import MAX_RECORD_BYTES
 from p2pllm.transport import (
     ENTRY_STAGE,
+    HASH_BYTES,
     MAX_CHUNK_TOKENS,
     MAX_GOSSIP_RECORDS,
+    MAX_PREFIX_BYTES,
     MAX_STAGES,
     Close,
     Failed,
@@ -37,16 +39,32 @@ from p2pllm.transport import (
 
 PEER = "0123456789abcdef0123456789abcdef01234567"
 
-OPEN = Open("s", 1, ((PEER, 0, 10), (PEER, 10, 30)), PEER, 256, 0.7, 0.9, 40, 2**63, (2, 0), 511, 10.0)
+OPEN = Open(
+    "s",
+    1,
+    ((PEER, 0, 10), (PEER, 10, 30)),
+    PEER,
+    256,
+    0.7,
+    0.9,
+    40,
+    2**63,
+    (2, 0),
+    511,
+    10.0,
+    bytes(range(24)),
+    b"upstream",
+)
 
 EXAMPLES = [
     OPEN,
     Opened("s", 1, False, "no KV left"),
+    Opened("s", 1, True, "", "", 48),
     Tokens("s", 0, 0, (1, 2, 49151), True),
     Hidden("s", 1, 3, True, "bfloat16", (2, 3), bytes(range(12))),
     Token("s", ENTRY_STAGE, 12, 7, "stop"),
     Failed("s", 2, "gone"),
-    Close("s"),
+    Close("s", bytes(16)),
     Renew("s"),
     Ping(2**64 - 1),
     Pong(0),
@@ -57,6 +75,7 @@ sessions = st.from_regex(r"[0-9A-Za-z_-]{1,64}", fullmatch=True)
 counts = st.integers(0, 2**31 - 1)
 indices = st.integers(0, MAX_STAGES - 1)
 peers = st.binary(min_size=20, max_size=20).map(bytes.hex)
+prefixes = st.lists(st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES), max_size=20).map(b"".join)
 finite = {"allow_nan": False, "allow_infinity": False}
 
 
@@ -78,6 +97,8 @@ def opens(draw):
         tuple(draw(st.lists(counts, max_size=64))),
         draw(counts),
         draw(st.floats(0, 3600, **finite)),
+        draw(prefixes),
+        draw(st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)),
     )
 
 
@@ -96,7 +117,7 @@ reasons = st.text(
 messages = st.one_of(
     opens(),
     hiddens(),
-    st.builds(Opened, sessions, indices, st.booleans(), reasons),
+    st.builds(Opened, sessions, indices, st.booleans(), reasons, st.just("") | peers, counts),
     st.builds(
         Tokens, sessions, indices, counts, st.lists(counts, min_size=1, max_size=99).map(tuple), st.booleans()
     ),
@@ -104,7 +125,7 @@ messages = st.one_of(
         Token, sessions, st.integers(ENTRY_STAGE, 0), counts, counts, st.sampled_from(["", "stop", "length"])
     ),
     st.builds(Failed, sessions, indices, reasons),
-    st.builds(Close, sessions),
+    st.builds(Close, sessions, prefixes),
     st.builds(Renew, sessions),
     st.builds(Ping, st.integers(0, 2**64 - 1)),
     st.builds(Pong, st.integers(0, 2**64 - 1)),
@@ -128,11 +149,16 @@ def test_as_much_gossip_as_there_may_be_fits_a_frame():
     assert decode(encode(message)) == message
 
 
+def test_the_longest_prefix_fits_a_frame():
+    message = dataclasses.replace(OPEN, prefix=bytes(MAX_PREFIX_BYTES))
+    assert decode(encode(message)) == message
+
+
 def test_the_layout_on_the_wire():
     assert encode(Token("s", 0, 5, 7, "")) == bytes.fromhex("00000008 96 05 a173 00 05 07 a0")
     hidden = Hidden("s", 1, 3, True, "float16", (1, 2), b"abcd")
     assert encode(hidden) == frame([4, "s", 1, 3, True, "float16", [1, 2]], b"abcd")
-    assert sorted(type(message).kind for message in EXAMPLES) == list(range(1, 12))
+    assert sorted({type(message).kind for message in EXAMPLES}) == list(range(1, 12))
 
 
 @given(messages, st.data())
@@ -187,15 +213,19 @@ def test_a_field_of_any_other_shape_gives_a_message_or_a_frame_error(message, da
         {"kind": 7},
         ["s", 7],
         [7],
-        [7, "s", "more"],
+        [7, "s", b"", "more"],
         [[7], "s"],
         [True, "s"],
         [99, "s"],
-        [7, ""],
-        [7, "x" * 65],
-        [7, "a b"],
-        [7, "ü"],
-        [7, b"s"],
+        [7, "s", "text"],
+        [7, "s", bytes(HASH_BYTES - 1)],
+        [7, "s", bytes(MAX_PREFIX_BYTES + HASH_BYTES)],
+        [2, "s", 0, True, "", "", -1],
+        [7, "", b""],
+        [7, "x" * 65, b""],
+        [7, "a b", b""],
+        [7, "ü", b""],
+        [7, b"s", b""],
         [9, -1],
         [9, 1.0],
         [9, True],
@@ -243,6 +273,10 @@ def test_wrong_headers_are_refused(header):
         ("seed", 0.5),
         ("eos", [1] * 65),
         ("lease_s", 1e9),
+        ("prefix", bytes(HASH_BYTES + 1)),
+        ("prefix", bytes(MAX_PREFIX_BYTES + HASH_BYTES)),
+        ("upstream", b""),
+        ("upstream", bytes(2 * HASH_BYTES)),
     ],
 )
 def test_wrong_fields_of_open_are_refused(field, value):

@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from p2pllm.errors import ModelError
+from p2pllm.execution.architecture.kernels import Columns, kernel_for
+from p2pllm.execution.architecture.linear import Part
+from p2pllm.execution.architecture.rewriting import Siblings, replace_linears, replace_norms
 from p2pllm.execution.attention import Ragged
+from p2pllm.execution.quantization import head_quant
 
-__all__ = ["SlicedModel"]
+__all__ = ["SlicedModel", "decoder_layers"]
 
 
 class _Entry(nn.Module):
@@ -80,15 +84,32 @@ class SlicedModel:
     another runs.
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        *,
+        siblings: Siblings = frozenset(),
+        quant: str = "none",
+    ) -> None:
         """Take ``model``, with all weights on the meta device; what is computed and not stored (rotary
         tables) goes to ``device``.
 
-        Raises `ModelError` if it is not a plain stack of decoder layers.
+        Linear layers that are ``siblings`` become one, and the weights of all of them are kept as ``quant``
+        says. Raises `ModelError` if it is not a plain stack of decoder layers, or ``quant`` does not suit it.
         """
         self.rope_switch = _rope_switch(model.config)
         self._model = cast("Any", model)
         self._base = cast("Any", model.base_model)
+        for layer in decoder_layers(model):
+            replace_linears(layer, siblings, kernel_for(model.dtype, device, quant))
+            if quant != "none" and any(state.dim() > 2 for state in layer.parameters()):
+                raise ModelError(f"{model.config.model_type} stacks its experts: use --quant none")
+        make_head = kernel_for(model.dtype, device, head_quant(quant))
+        replace_linears(model, frozenset(), make_head)
+        replace_norms(model)
+        tied = (model.all_tied_weights_keys or {}).values()
+        self._shared = frozenset(tied if make_head is Columns else ())
         children = list(model.base_model.named_children())
         at, layers = _find_layers(model.config, children)
         norms = [(name, child) for name, child in children[at + 1 :] if _holds_weights(child)]
@@ -120,9 +141,22 @@ class SlicedModel:
             if start <= layer < end and name not in self._held
         }
 
-    def held(self) -> dict[str, Tensor]:
-        """The parameters and stored buffers that are here, by their full names."""
-        return {name: self._state(name) for name in self._layer_of if name in self._held}
+    def kept(self) -> dict[str, Tensor]:
+        """The parameters and stored buffers that are here as such, not in a kernel's form, by full name."""
+        states = {name: self.kept_as(name) for name in self._layer_of if name in self._held}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def kept_as(self, name: str) -> Tensor | None:
+        """One of these."""
+        state = self._state(name)
+        return None if state.is_meta else state
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights that are here; those that are tied to each other may share theirs."""
+        own = {state.data_ptr(): state.nbytes for state in self.kept().values()}
+        bundles = {part.bundle for part in self._model.modules() if isinstance(part, Part)}
+        return sum(own.values()) + sum(bundle.nbytes for bundle in bundles)
 
     def put(self, name: str, value: Tensor) -> None:
         """Give a parameter or buffer its value; raises `ModelError` if it has another shape."""
@@ -131,6 +165,8 @@ class SlicedModel:
             raise ModelError(
                 f"{name} has shape {tuple(value.shape)}, not {tuple(expected)}: files of different models?"
             )
+        if name in self._shared:
+            value = value.t().contiguous().t()  # as the head wants it, to have it but once
         self._set(name, value)
         self._held.add(name)
 
@@ -175,7 +211,9 @@ class SlicedModel:
     def _set(self, name: str, value: Tensor) -> None:
         parent, _, leaf = name.rpartition(".")
         module = self._model.get_submodule(parent)
-        if leaf in module._parameters:
+        if isinstance(module, Part) and leaf == "weight":
+            module.fill(value)
+        elif leaf in module._parameters:
             module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
         else:
             module._buffers[leaf] = value
@@ -208,6 +246,11 @@ def _move_tables(model: nn.Module, device: torch.device) -> None:
             table = module._buffers[name]
             if table is not None:
                 module._buffers[name] = table.to(device)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder layers of a whole model. Raises `ModelError` if it is not a plain stack of them."""
+    return _find_layers(model.config, list(model.base_model.named_children()))[1]
 
 
 def _find_layers(
