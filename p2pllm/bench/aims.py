@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from rich.console import Console
 
-__all__ = ["Aim", "quiet"]
+__all__ = ["Aim", "print_findings", "quiet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,17 @@ class Aim:
     def as_object(self, measured: float) -> dict[str, Any]:
         """What ``--json`` prints of it."""
         return {"name": self.name, "limit": self.limit, "at_most": self.at_most, "measured": measured}
+
+
+def print_findings(
+    console: Console, found: dict[str, Any], aims: Sequence[tuple[Aim, float]], *, as_json: bool
+) -> None:
+    """Print what a bench ends with: one object with all that was ``found`` and the aims, or these alone."""
+    if as_json:
+        whole = found | {"aims": [aim.as_object(measured) for aim, measured in aims]}
+        console.out(json.dumps(whole), highlight=False)
+    else:
+        console.out("\n".join(aim.says(measured) for aim, measured in aims), highlight=False)
 
 
 def quiet() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from p2pllm.bench.aims import Aim, quiet
+from p2pllm.bench.aims import Aim, print_findings, quiet
 
 if TYPE_CHECKING:
     from p2pllm.bench.throughput import Interference, Prefill, StreamsRow
@@ -51,11 +50,8 @@ async def bench_throughput(
             found["under_prefill"] = asdict(part)
             aims.append(_interference_aim(part))
     aims = _stream_aims(rows) + aims
-    if as_json:
-        found |= {"rows": [asdict(row) for row in rows], "aims": [aim.as_object(it) for aim, it in aims]}
-        out.out(json.dumps({"tokens": tokens, "rounds": rounds} | found), highlight=False)
-    else:
-        out.out("\n".join(aim.says(measured) for aim, measured in aims), highlight=False)
+    found |= {"tokens": tokens, "rounds": rounds, "rows": [asdict(row) for row in rows]}
+    print_findings(out, found, aims, as_json=as_json)
     return 0
 
 

@@ -12,6 +12,7 @@ from p2pllm.errors import UsageError
 __all__ = [
     "DEFAULT_API",
     "Help",
+    "add_model_flag",
     "add_model_flags",
     "command",
     "port",
@@ -78,13 +79,17 @@ def temperature(text: str) -> float:
     return float(text)
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="embedded",
         help="a Hugging Face directory, a GGUF file, a hub id (owner/name), "
         "or 'embedded' (SmolLM2-135M-Instruct)",
     )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    add_model_flag(parser)
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),

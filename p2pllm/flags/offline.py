@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pllm.config import parse_seconds
 from p2pllm.errors import UsageError
-from p2pllm.flags.common import command, positive, typed
+from p2pllm.flags.common import add_model_flag, command, positive, typed
 
 __all__ = ["add_bench", "add_plan"]
 
@@ -125,11 +125,7 @@ def _add_bench_throughput(parts: Any) -> None:
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
-    parser.add_argument(
-        "--model",
-        default="embedded",
-        help="a Hugging Face directory, a GGUF file, or 'embedded' (SmolLM2-135M-Instruct)",
-    )
+    add_model_flag(parser)
     parser.add_argument(
         "--tokens", type=typed(_several), default=64, metavar="N", help="of each answer, 2 at least"
     )

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from http import HTTPStatus
 from typing import Any
 
 import structlog
 from aiohttp import web
-from pydantic import ValidationError
 
-from p2pllm.errors import BusyError, ContextLengthError, NoRouteError, P2PLLMError, RequestError
+from p2pllm.errors import P2PLLMError, RequestError
 from p2pllm.serving.allowance import Allowances
+from p2pllm.serving.api_errors import error_body, errors_as_json
 from p2pllm.serving.completion import Completer, Finished, Text
 from p2pllm.serving.keys import ApiKeys, Client
 from p2pllm.serving.operator import Operator, is_local, operator_routes
@@ -28,9 +26,8 @@ from p2pllm.serving.status import Status
 __all__ = ["Api"]
 
 MAX_BODY = 4 * 2**20
-RETRY_AFTER_S = 1.0
 
-_CODES = {401: "invalid_api_key", 404: "not_found"}
+_CLIENT = web.RequestKey("client", Client)
 
 log = structlog.get_logger()
 
@@ -61,7 +58,7 @@ class Api:
 
     def application(self) -> web.Application:
         """The aiohttp application with all routes."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors, self._authorize])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[errors_as_json, self._authorize])
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._chat),
@@ -82,7 +79,7 @@ class Api:
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_about_here = request.path.startswith("/api/") and is_local(request)
         if request.path != "/healthz" and not is_about_here:
-            self._client(request)
+            request[_CLIENT] = self._client(request)
         return await handler(request)
 
     def _client(self, request: web.Request) -> Client:
@@ -129,7 +126,7 @@ class Api:
         if self.completer is None or self.unavailable:
             reason = self.unavailable or "this peer is still starting: try again shortly"
             raise web.HTTPServiceUnavailable(text=reason)
-        client, use = self._client(request), _Use()
+        client, use = request[_CLIENT], _Use()
         self._allowances.enter(client, time.monotonic())
         answer = use.of(self.completer.complete(body.prompt(default_seed=self._rng.getrandbits(63))))
         self._answering += 1
@@ -195,7 +192,7 @@ class Api:
         except Exception as error:
             # The status went out with the first event: all that is left is to say so in the stream.
             log.warning("answer_broke_off", reason=str(error), exc_info=not isinstance(error, P2PLLMError))
-            await write(_error_body(error))
+            await write(error_body(error))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
@@ -250,63 +247,3 @@ async def _json(request: web.Request) -> Any:
     # A stranger chooses the encoding, the compression and how deep it goes.
     except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
-
-
-def _status(error: Exception) -> tuple[int, str, str | None]:
-    """(HTTP status, OpenAI error type, code) of an error."""
-    match error:
-        case ContextLengthError():
-            return 400, "invalid_request_error", "context_length_exceeded"
-        case RequestError() | ValidationError():
-            return 400, "invalid_request_error", None
-        case web.HTTPException(status=status):
-            kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-            return status, kind, _CODES.get(status)
-        case BusyError():
-            return 429, "rate_limit_error", "overloaded"
-        case NoRouteError():
-            return 503, "server_error", "no_route"
-        case _:
-            return 500, "server_error", None
-
-
-def _message(error: Exception) -> str:
-    match error:
-        case ValidationError():
-            first = error.errors()[0]
-            return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        case web.HTTPException():
-            return error.text or error.reason
-        case P2PLLMError():
-            return str(error)
-        case _:
-            return "internal error, see the log of this peer"
-
-
-def _error_body(error: Exception) -> Json:
-    _, kind, code = _status(error)
-    return {"error": {"message": _message(error), "type": kind, "param": None, "code": code}}
-
-
-def _headers(error: Exception, status: int) -> dict[str, str]:
-    if isinstance(error, web.HTTPUnauthorized):
-        return {"WWW-Authenticate": "Bearer"}
-    if status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-        return {}
-    seconds = error.retry_after_s if isinstance(error, BusyError) else RETRY_AFTER_S
-    return {"Retry-After": str(math.ceil(seconds))}
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors in the shape that OpenAI's clients parse."""
-    try:
-        return await handler(request)
-    except (P2PLLMError, ValidationError, web.HTTPException) as error:
-        status = _status(error)[0]
-        return web.json_response(_error_body(error), status=status, headers=_headers(error, status))
-    except ConnectionResetError:
-        raise  # nobody is there to tell
-    except Exception as error:
-        log.exception("request_crashed", path=request.path)
-        return web.json_response(_error_body(error), status=500)

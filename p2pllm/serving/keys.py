@@ -65,16 +65,16 @@ class ApiKeys:
 
     def __init__(self, path: Path) -> None:
         self.own = secrets.token_urlsafe(32)
-        self._own_client = {_digest(self.own): Client("this peer's own chat")}
+        self._own = {_digest(self.own): Client("this peer's own chat")}
         self._path = path
         self._seen = self._stamp()
-        self._clients = _read(path)
+        self._clients = self._own | _read(path)
 
     def client(self, key: str) -> Client | None:
         """Whose key this is, or None. Takes as long for every key, right or wrong."""
         asked = _digest(key)
         found: Client | None = None
-        for digest, client in (self._clients | self._own_client).items():
+        for digest, client in self._clients.items():
             if hmac.compare_digest(digest, asked):
                 found = client
         return found
@@ -93,8 +93,8 @@ class ApiKeys:
         if (stamp := self._stamp()) == self._seen:
             return
         self._seen = stamp
-        self._clients = _read(self._path)
-        log.info("api_keys_read", keys=len(self._clients))
+        self._clients = self._own | _read(self._path)
+        log.info("api_keys_read", keys=len(self._clients) - 1)
 
     def _stamp(self) -> tuple[int, int, int] | None:
         """What changes when the file does."""
