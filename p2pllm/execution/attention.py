@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from p2pllm.execution.blocks import BLOCK_TOKENS
 from p2pllm.execution.kv import KvStore
@@ -34,6 +35,14 @@ class Ragged:
     tokens: Tensor | None = None
     received: Tensor | None = None
     _layouts: dict[int | None, Layout] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Tensor:
+        """What goes in: one of the two."""
+        rows = self.received if self.tokens is None else self.tokens
+        if rows is None:
+            raise ValueError("a batch has tokens or hidden states")
+        return rows
 
     def layout(self, window: int | None, key: Tensor, value: Tensor) -> Layout:
         """Where tokens lie, for layers with this ``window`` and such keys and values."""
@@ -61,43 +70,58 @@ def attend(
     the other; the result is (tokens, heads, dim). ``window`` limits how far back a token sees, ``softcap``
     bounds the scores, ``sinks`` (heads,) are logits that take part in the softmax and carry no value.
     """
+    if has_torch_function_unary(query):  # to whoever takes notes this is one call
+        mixed: Tensor = handle_torch_function(
+            attend,
+            (query,),
+            ragged,
+            layer,
+            query,
+            key,
+            value,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        return mixed
     layout = ragged.layout(window, key, value)
     store = ragged.segments[0].cache.store
     store.windows[layer] = window
     keys, values = store.write(layer, layout.target, key, value)
-    mixed = []
+    parts = []
     for part in layout.parts:
         own_keys, own_values = _read(store, keys, part, 0), _read(store, values, part, 1)
         rows = query[:, part.begin : part.end]
         if softcap is None and sinks is None:
-            mixed.append(_fused(rows, own_keys, own_values, part, scale))
+            parts.append(_fused(rows, own_keys, own_values, part, scale))
         else:
-            mixed.append(
+            parts.append(
                 _explicit(rows, own_keys, own_values, part, scale=scale, softcap=softcap, sinks=sinks)
             )
-    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _read(store: KvStore, slab: Tensor, part: Part, which: int) -> Tensor:
-    """A part's keys or values, (KV heads, sessions, keys, dim)."""
+    """A part's keys or values, (sessions, KV heads, keys, dim)."""
     if part.blocks is None:
-        return slab[:, part.slots].unsqueeze(1)
+        return slab[None, :, part.slots]
     heads, _, dim = slab.shape
     gathered = store.scratch(slab, (heads, len(part.blocks), BLOCK_TOKENS * dim), which)
     torch.index_select(slab.view(heads, -1, BLOCK_TOKENS * dim), 1, part.blocks, out=gathered)
-    return gathered.view(heads, part.sessions, -1, dim)[:, :, part.slots]
+    return gathered.view(heads, part.sessions, -1, dim).transpose(0, 1)[:, :, part.slots]
 
 
 def _fused(query: Tensor, keys: Tensor, values: Tensor, part: Part, scale: float) -> Tensor:
     """(tokens, heads, dim) through torch's own kernels."""
     heads, tokens, dim = query.shape
-    kv_heads, sessions = keys.shape[:2]
+    sessions, kv_heads = keys.shape[:2]
     if tokens == sessions:  # each decodes
         mask = part.mask
         out = scaled_dot_product_attention(
             query.reshape(kv_heads, -1, tokens, dim).permute(2, 0, 1, 3),
-            keys.transpose(0, 1),
-            values.transpose(0, 1),
+            keys,
+            values,
             attn_mask=None if mask is None else mask.expand(-1, 1, heads // kv_heads, -1),
             scale=scale,
         )
@@ -105,8 +129,8 @@ def _fused(query: Tensor, keys: Tensor, values: Tensor, part: Part, scale: float
     size = heads // kv_heads
     out = scaled_dot_product_attention(
         query.reshape(kv_heads, size, tokens, dim),
-        keys.expand(-1, size, -1, -1),
-        values.expand(-1, size, -1, -1),
+        keys.transpose(0, 1).expand(-1, size, -1, -1),
+        values.transpose(0, 1).expand(-1, size, -1, -1),
         attn_mask=part.mask,
         is_causal=part.is_causal,
         scale=scale,
@@ -126,10 +150,10 @@ def _explicit(
 ) -> Tensor:
     """The same, step by step, with soft-capped scores and sinks."""
     heads, rows, dim = query.shape
-    kv_heads, sessions, length, _ = keys.shape
+    sessions, kv_heads, length, _ = keys.shape
     tokens = rows // sessions
     groups = query.reshape(kv_heads, -1, sessions, tokens, dim).permute(2, 0, 1, 3, 4)
-    past, carried = (side.transpose(0, 1).unsqueeze(2) for side in (keys, values))
+    past, carried = keys.unsqueeze(2), values.unsqueeze(2)
     scores = groups @ past.transpose(-1, -2) * scale  # (sessions, KV heads, group, tokens, keys)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

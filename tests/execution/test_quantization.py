@@ -11,7 +11,7 @@ import torch
 
 from p2pllm.errors import ModelError, UsageError
 from p2pllm.execution import Checkpoint, check_quant, head_bytes, layer_bytes, open_checkpoint, weight_bytes
-from p2pllm.execution.architecture import kernels
+from p2pllm.execution.architecture import coded, kernels
 from p2pllm.execution.loader import Loader
 
 SHAPES = [(64, 64), (100, 40), (4100, 72)]
@@ -23,15 +23,15 @@ def rows_and_weight(outputs: int, inputs: int, rows: int) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize("rows", [1, 3, 17])
+@pytest.mark.parametrize("rows", [1, 3, 70])
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
         (kernels.Dense, 1e-6),
         (kernels.Columns, 1e-6),
-        (kernels.Float8, 0.04),  # 3 bits of mantissa: at most 1/16 of each weight
-        (kernels.Int8, 0.012),  # 1/127 of the largest weight of a row, and bfloat16's 1/256
-        (kernels.Int4, 0.1),  # 1/15 of a group's span, uniform: span · 1/15 / √12
+        (coded.Float8, 0.04),  # 3 bits of mantissa: at most 1/16 of each weight
+        (coded.Int8, 0.012),  # 1/127 of the largest weight of a row, and bfloat16's 1/256
+        (coded.Int4, 0.1),  # 1/15 of a group's span, uniform: span · 1/15 / √12
     ],
 )
 def test_products(kind: Any, error: float, outputs: int, inputs: int, rows: int) -> None:
@@ -53,11 +53,19 @@ def test_blocks_give_the_same_product_in_bfloat16() -> None:
     )
 
 
+def test_int4_reads_back_what_its_kernel_multiplies_with() -> None:
+    x, weight = rows_and_weight(100, 40, 16)
+    kernel = coded.Int4(weight)
+    few = kernel(x, None)
+    many = kernel(x.expand(5, -1, -1), None)
+    torch.testing.assert_close(many, few.expand(5, -1, -1), rtol=0.01, atol=0.05)
+
+
 def test_int4_keeps_values_that_have_four_bits_already() -> None:
     """As those of a GGUF file: 16 steps of a power of two are what the codes say."""
     codes = torch.arange(64 * 64).reshape(64, 64) * 7 % 16
     weight = (codes - 8) / 4.0
-    kernel = kernels.Int4(weight)
+    kernel = coded.Int4(weight)
     torch.testing.assert_close(kernel(torch.eye(64).unsqueeze(0), None)[0], weight.T)
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers.models.glm4 import modeling_glm4
+from transformers.models.llama import modeling_llama
+from transformers.models.phi3 import modeling_phi3
 
 from p2pllm.errors import ModelError
 from p2pllm.execution.architecture.kernels import Columns
 from p2pllm.execution.architecture.linear import Bundle, Part
-from p2pllm.execution.architecture.rewriting import find_siblings, replace_norms
+from p2pllm.execution.architecture.rewriting import find_siblings, replace_norms, replace_rotary
 
 
 class Layer(nn.Module):
@@ -54,6 +58,32 @@ def test_only_norms_that_are_equal_are_replaced() -> None:
     assert type(model["centred"]) is nn.LayerNorm
     rows = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(model["same"](rows), Llama()(rows))
+
+
+@pytest.mark.parametrize("width", [8, 6])
+@pytest.mark.parametrize(
+    ("modeling", "halves"), [(modeling_llama, True), (modeling_phi3, True), (modeling_glm4, False)]
+)
+def test_rotary_is_replaced_where_heads_turn_by_halves(
+    modeling: Any, halves: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM turns neighbours. Phi turns only as much of a head as there are angles."""
+    turn = modeling.apply_rotary_pos_emb
+
+    class Attention(nn.Module):
+        def forward(self, *args: torch.Tensor) -> object:
+            return apply_rotary_pos_emb(*args)  # type: ignore[name-defined]  # noqa: F821
+
+    monkeypatch.setitem(globals(), turn.__name__, turn)
+    attention = Attention()
+    replace_rotary(attention)
+    assert ("forward" in vars(attention)) is halves
+    if width == 8 or modeling is modeling_phi3:
+        chance = torch.Generator().manual_seed(1)
+        query, key = (torch.randn(1, heads, 5, 8, generator=chance) for heads in (4, 2))
+        for _ in range(2):
+            angles = torch.randn(2, 1, 5, width, generator=chance)
+            torch.testing.assert_close(attention(query, key, *angles), turn(query, key, *angles))
 
 
 def test_a_bundle_is_one_product() -> None:

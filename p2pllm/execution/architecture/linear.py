@@ -67,7 +67,7 @@ class Bundle:
         if len(self.parts) == 1:
             return self._multiply(rows)
         if rows is not self._input:
-            self._products = torch.split(self._multiply(rows), self._sizes, -1)
+            self._products = self._multiply(rows).split_with_sizes(self._sizes, -1)
             self._input = rows
         product = self._products[index]
         if index == len(self.parts) - 1:  # called last: keep nothing until the next step
@@ -106,3 +106,5 @@ class Part(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.bundle.product(self._index, rows)
+
+    __call__ = forward  # nobody hooks it

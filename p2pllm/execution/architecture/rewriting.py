@@ -1,15 +1,21 @@
 """Putting faster modules in the place of a model's own, where they compute the same.
 
 What may be replaced is found by looking, not by the names of architectures: linear layers that were handed
-the very same tensor when a small model ran, and norms that give what torch's own RMS norm gives.
+the very same tensor when a small model ran, norms that give what torch's own RMS norm gives, and attention
+that turns queries and keys by halves. When one token is decoded, calls cost more than what they compute, so
+fewer of them is all that is gained.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
+import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from types import FunctionType, MethodType
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +24,7 @@ from torch.nn.functional import rms_norm
 from p2pllm.execution.architecture.kernels import Kernel
 from p2pllm.execution.architecture.linear import Bundle
 
-__all__ = ["Siblings", "find_siblings", "replace_linears", "replace_norms"]
+__all__ = ["Siblings", "find_siblings", "replace_linears", "replace_norms", "replace_rotary"]
 
 Siblings: TypeAlias = frozenset[tuple[str, ...]]
 """Names within a layer of linear layers that are fed the same tensor, in the order of their calls."""
@@ -79,17 +85,88 @@ def replace_norms(module: nn.Module) -> None:
                 _replace(module, name, _RmsNorm(norm, eps))
 
 
+_ROTARY: Final = "apply_rotary_pos_emb"
+"""What transformers calls the function that turns queries and keys, in the module of every model."""
+
+
+def replace_rotary(layer: nn.Module) -> None:
+    """Have attention within ``layer`` turn queries and keys in three calls each, where it turns by halves."""
+    for module in layer.modules():
+        forward: Any = inspect.unwrap(type(module).forward)
+        turn = forward.__globals__.get(_ROTARY)
+        if turn is not None and _ROTARY in forward.__code__.co_names and _turns_halves(turn):
+            own = FunctionType(
+                forward.__code__,
+                forward.__globals__ | {_ROTARY: _Turn(turn)},
+                forward.__name__,
+                forward.__defaults__,
+                forward.__closure__,
+            )
+            own.__kwdefaults__ = forward.__kwdefaults__
+            vars(module)["forward"] = MethodType(own, module)
+
+
+class _Turn:
+    """Turns queries and keys by their positions' angles (Su et al. 2021, RoFormer), the halves of a head
+    being the two coordinates.
+    """
+
+    def __init__(self, original: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self._original = original
+        self._sin: Tensor | None = None
+        self._angles: tuple[Tensor, Tensor] | None = None
+
+    def __call__(
+        self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        width = cos.shape[-1]
+        if args or kwargs or width != query.shape[-1]:
+            return self._original(query, key, cos, sin, *args, **kwargs)
+        if self._angles is None or sin is not self._sin:  # the layers of a step have the same
+            low, high = sin.chunk(2, -1)
+            self._sin, self._angles = sin, (cos.unsqueeze(1), torch.cat((-low, high), -1).unsqueeze(1))
+        along, across = self._angles
+        query, key = (torch.addcmul(part * along, part.roll(width // 2, -1), across) for part in (query, key))
+        return query, key
+
+
+def _turns_halves(turn: Callable[..., tuple[Tensor, Tensor]]) -> bool:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8)
+        cos, sin = torch.randn(2, 1, 3, 8)
+    try:
+        theirs, ours = turn(query, key, cos, sin), _Turn(turn)(query, key, cos, sin)
+    except (TypeError, RuntimeError, ValueError):  # it wants more, or gives something else
+        return False
+    return all(torch.allclose(*pair, rtol=1e-5, atol=1e-6) for pair in zip(theirs, ours, strict=True))
+
+
 class _RmsNorm(nn.Module):
-    """torch's RMS norm: one call where models spell it out."""
+    """The RMS norm (Zhang & Sennrich 2019) in four calls on a CPU, where models take ten and torch's takes as
+    many within.
+    """
 
     def __init__(self, norm: nn.Module, eps: float) -> None:
         super().__init__()
         weight: Any = norm.weight
         self.weight: nn.Parameter = weight
         self._shape, self._eps = tuple(weight.shape), eps
+        self._root = math.sqrt(weight.numel())
+        self._least = torch.tensor(math.sqrt(weight.numel() * eps))
+        self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self._shape, self.weight, self._eps)
+        weight = self.weight
+        if weight.device.type != "cpu":
+            return rms_norm(hidden, self._shape, weight, self._eps)
+        if self._scaled is None or self._scaled[0]() is not weight:
+            self._scaled = weakref.ref(weight), weight.float() * self._root
+        # x / sqrt(mean(x²) + eps) = sqrt(n) · x / hypot(|x|, sqrt(n · eps))
+        length: Tensor = torch.linalg.vector_norm(hidden, 2, -1, True, dtype=torch.float32)
+        return (hidden / length.hypot(self._least)).mul_(self._scaled[1]).to(hidden.dtype)
+
+    __call__ = forward  # nobody hooks it
 
 
 def _is_rms_norm(norm: nn.Module, eps: float) -> bool:
@@ -102,7 +179,7 @@ def _is_rms_norm(norm: nn.Module, eps: float) -> bool:
     if weight.dim() != 1:
         return False
     try:
-        return torch.allclose(trial(rows), rms_norm(rows, weight.shape, weight, eps), rtol=1e-5, atol=1e-6)
+        return torch.allclose(trial(rows), _RmsNorm(trial, eps)(rows), rtol=1e-5, atol=1e-6)
     except (TypeError, RuntimeError):  # it wants more than rows
         return False
 

@@ -19,7 +19,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from p2pllm.errors import ModelError
 from p2pllm.execution.architecture.kernels import Columns, kernel_for
 from p2pllm.execution.architecture.linear import Part
-from p2pllm.execution.architecture.rewriting import Siblings, replace_linears, replace_norms
+from p2pllm.execution.architecture.recording import Recorded
+from p2pllm.execution.architecture.rewriting import Siblings, replace_linears, replace_norms, replace_rotary
 from p2pllm.execution.attention import Ragged
 from p2pllm.execution.quantization import head_quant
 
@@ -103,6 +104,7 @@ class SlicedModel:
         self._base = cast("Any", model.base_model)
         for layer in decoder_layers(model):
             replace_linears(layer, siblings, kernel_for(model.dtype, device, quant))
+            replace_rotary(layer)
             if quant != "none" and any(state.dim() > 2 for state in layer.parameters()):
                 raise ModelError(f"{model.config.model_type} stacks its experts: use --quant none")
         make_head = kernel_for(model.dtype, device, head_quant(quant))
@@ -128,6 +130,7 @@ class SlicedModel:
         self._held: set[str] = set()
         self._views: dict[tuple[int, int], Any] = {}
         self._head = _with_modules(model, {model.base_model_prefix: _Hidden(norm)})
+        self._pass, self._logits = Recorded(self._run), Recorded(self._read_off)
         _move_tables(model, device)
 
     def missing(self, start: int, end: int) -> dict[str, Tensor]:
@@ -172,23 +175,30 @@ class SlicedModel:
 
     def retain(self, layers: Collection[int]) -> None:
         """Keep the weights of these layers, and let go of all others."""
+        self._pass.forget()
+        self._logits.forget()
         for name in [name for name in self._held if self._layer_of[name] not in layers]:
             self._set(name, torch.empty_like(self._state(name), device="meta"))
             self._held.discard(name)
 
     def run(self, ragged: Ragged, start: int, end: int) -> Tensor:
         """Hidden states after layers [start, end): (tokens, hidden), before the final norm."""
-        view = self._views.get((start, end))
-        if view is None:
-            view = self._views[start, end] = self._view(start, end)
-        given = {"input_ids": ragged.tokens} if start == 0 else {"inputs_embeds": ragged.received}
-        output = view(**given, position_ids=ragged.positions, use_cache=False, ragged=ragged)
-        hidden: Tensor = output[0][0]
-        return hidden
+        return self._pass((start, end), ragged.rows, ragged.positions, ragged)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocabulary) in float32, from hidden states (rows, hidden) after the last layer."""
-        logits: Tensor = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
+        return self._logits(None, hidden.unsqueeze(0))
+
+    def _run(self, span: tuple[int, int], rows: Tensor, positions: Tensor, ragged: Ragged) -> Tensor:
+        view = self._views.get(span)
+        if view is None:
+            view = self._views[span] = self._view(*span)
+        given = {"input_ids" if span[0] == 0 else "inputs_embeds": rows}
+        hidden: Tensor = view(**given, position_ids=positions, use_cache=False, ragged=ragged)[0][0]
+        return hidden
+
+    def _read_off(self, _: None, rows: Tensor) -> Tensor:
+        logits: Tensor = self._head(inputs_embeds=rows, use_cache=False).logits
         return logits[0].float()
 
     def _view(self, start: int, end: int) -> Any:
