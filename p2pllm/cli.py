@@ -165,7 +165,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from p2pllm.bench import bench_decode, bench_dht, bench_scheduling, bench_throughput
+    from p2pllm.bench import bench_decode, bench_dht, bench_recovery, bench_scheduling, bench_throughput
 
     if options.what in ("decode", "throughput"):
         amount = {"as_json": options.json, "tokens": options.tokens, "rounds": options.rounds}
@@ -173,6 +173,9 @@ def _bench(options: argparse.Namespace) -> int:
         if options.what == "decode":
             return _run(bench_decode(**model, **amount))
         return _run(bench_throughput(**model, **amount, dtype=options.dtype))
+    if options.what == "recovery":
+        amount = {"runs": options.runs, "tokens": options.tokens, "quick": options.quick}
+        return _run(bench_recovery(as_json=options.json, model=options.model, seed=options.seed, **amount))
     if options.what == "dht":
         return bench_dht(
             as_json=options.json,

@@ -84,6 +84,7 @@ class PeerConfig:
     api_port: int | None = None
     api_open: bool = False
     api_key_file: Path | None = None
+    queue_timeout: float = 60.0
     swarm_key_file: Path | None = None
     insecure_links: bool = False
     grace: float = 30.0

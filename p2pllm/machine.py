@@ -39,13 +39,15 @@ class Machine:
 def survey(config: PeerConfig, local_peers: int) -> Machine:
     """Measure the machine and settle what the flags left open. Blocks for a second or two.
 
+    The data directory keeps how fast it is for the next start.
+
     ``local_peers`` is how many peers share this machine, this one included. Raises UsageError for a device
     that is not here, or one that does not compute with weights as ``--quant`` wants them.
     """
     device = choose_device(config.device)
     check_quant(config.quant, device)
     threads = config.threads or default_threads(local_peers)
-    measured = probe(device, threads)
+    measured = probe(device, threads, config.data_dir / "hardware.json")
     return Machine(
         name=measured.name,
         device=device,

@@ -22,7 +22,14 @@ from p2pllm.addresses import Listening, advertised, is_loopback
 from p2pllm.config import Address, PeerConfig, format_addresses, format_bytes
 from p2pllm.dht import DhtNode
 from p2pllm.errors import LinkError, UsageError
-from p2pllm.execution import ChatTokenizer, Checkpoint, Executor, open_checkpoint, weight_bytes
+from p2pllm.execution import (
+    ChatTokenizer,
+    Checkpoint,
+    Executor,
+    open_checkpoint,
+    wait_briefly,
+    weight_bytes,
+)
 from p2pllm.identity import HeldIdentity, hold_identity
 from p2pllm.machine import Machine, model_size, offer, survey
 from p2pllm.portrait import MAX_NAME, Portrait
@@ -78,6 +85,7 @@ async def run_peer(
 
     Raises: UsageError, ModelError (alone or in an ExceptionGroup) with what to change.
     """
+    wait_briefly()
     if not (is_loopback(config.api_host) or config.api_open or config.api_key_file):
         raise UsageError(
             f"an API on {config.api_host} is open to all who can reach it: pass --api-key-file, or "
@@ -199,6 +207,7 @@ class Peer:
             drain=self._links.drain,
             connect=self._connect,
             changed=self._sessions_changed,
+            upload=self._links.upload_to,
         )
         self._router = Router(view=self._swarm.view, layers=checkpoint.layers, own=self._own, rng=self._rng)
         self._generator: Generator | None = None
@@ -209,6 +218,7 @@ class Peer:
             swarm=self._swarm,
             router=self._router,
             bootstrap=format_addresses(config.bootstrap),
+            loading=lambda: self._allocator.loading,
         )
         self._allocator = Allocator(
             allocation=self._allocation,
@@ -219,7 +229,14 @@ class Peer:
             changed=self._swarm.soon,
         )
         self._api_keys = keys
-        self._api = Api(status=status, operator=self, rng=self._rng, keys=keys)
+        self._api = Api(
+            status=status,
+            operator=self,
+            rng=self._rng,
+            keys=keys,
+            queue_timeout_s=config.queue_timeout,
+            engine=self._executor.stats,
+        )
 
     async def prepare(self) -> None:
         """Read the tokenizer and get ready to load layers. Raises ModelError for a model that cannot be run.

@@ -85,6 +85,7 @@ class Portrait:
             running=stats.running,
             waiting=stats.waiting,
             free_kv_blocks=stats.kv_blocks_free,
+            cached_kv_blocks=stats.kv_blocks_cached,
             memory_used=stats.weight_bytes + stats.kv_bytes_used,
             upload=self._links.upload,
             rho=self._rho(),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from p2pllm.addresses import Listening
 from p2pllm.serving import (
@@ -46,18 +47,28 @@ async def chat_beside(listening: asyncio.Future[Listening], stop: asyncio.Event,
 
 async def _until_ready(client: ApiClient, console: Console, stop: asyncio.Event) -> None:
     """Wait until this peer can answer, saying meanwhile what is lacking."""
-    with console.status("") as status:
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        waiting = progress.add_task("", total=None)
+        reading = progress.add_task("", total=1.0, visible=False)
         while not (stop.is_set() or await client.ready()):
             swarm = await client.swarm()
             own = next((peer for peer in swarm["peers"] if peer["peer"] == swarm["self"]), None)
             missing = ranges(swarm["missing"])
-            loading = own is not None and any(span["state"] == "loading" for span in own["spans"])
+            is_loading = own is not None and any(span["state"] == "loading" for span in own["spans"])
+            share = swarm["loading"] if is_loading else None
             what = f"waiting for peers that serve layers {missing}" if missing else "almost ready"
-            if loading or own is None:
+            if is_loading or own is None:
                 what = "loading layers"
             if swarm["bootstrap"] and not swarm["contacts"]:
                 what += f"; {swarm['bootstrap']} does not answer yet, still trying"
-            status.update(f"{what} (Ctrl-C leaves)")
+            progress.update(waiting, description=f"{what} (Ctrl-C leaves)", visible=share is None)
+            progress.update(
+                reading,
+                description=f"loading layers, {share or 0:.0%} of them are here (Ctrl-C leaves)",
+                completed=share or 0,
+                visible=share is not None,
+            )
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), READY_POLL_S)
 

@@ -103,6 +103,7 @@ metrics = st.builds(
     running=counts,
     waiting=counts,
     free_kv_blocks=counts,
+    cached_kv_blocks=counts,
     memory_used=counts,
     upload=numbers,
     rho=st.lists(st.tuples(prefixes, st.floats(0, 10, width=32)), max_size=8).map(tuple),
@@ -174,7 +175,7 @@ def test_the_envelope_is_the_documented_array_and_the_signature_covers_all_befor
     version, kind, swarm, public_key, seq, ttl_ms, body, signature = msgpack.unpackb(raw := sealed(seq=7))
     assert (version, kind, swarm, public_key, seq, ttl_ms) == (2, 2, SWARM, IDENTITY.public_key, 7, 5000)
     layer_s, head_s = (struct.unpack(">f", struct.pack(">f", value))[0] for value in (0.001, 0.002))
-    assert body == [[[0, 10, 1]], 0, layer_s, head_s, 0.0, 0, 0, 100, 2**20, 0.0, b""]
+    assert body == [[[0, 10, 1]], 0, layer_s, head_s, 0.0, 0, 0, 100, 0, 2**20, 0.0, b""]
     Ed25519PublicKey.from_public_bytes(public_key).verify(signature, b"p2pllm record\0" + raw[:-66])
 
 

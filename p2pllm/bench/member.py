@@ -179,6 +179,7 @@ class Member:
             running=self.running,
             waiting=0,
             free_kv_blocks=KV_BLOCKS,
+            cached_kv_blocks=0,
             memory_used=2**32,
             upload=0.0,
             rho=self._prober.estimates.published(),

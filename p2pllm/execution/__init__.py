@@ -11,8 +11,6 @@ from p2pllm.execution.hardware import (
     Hardware,
     choose_device,
     default_dtype,
-    default_threads,
-    in_own_thread,
     probe,
 )
 from p2pllm.execution.quantization import (
@@ -24,6 +22,8 @@ from p2pllm.execution.quantization import (
     weight_bytes,
 )
 from p2pllm.execution.sources import open_checkpoint
+from p2pllm.execution.tally import Totals
+from p2pllm.execution.threads import default_threads, in_own_thread, wait_briefly
 from p2pllm.execution.tokenizer import ChatTokenizer, TextDecoder
 from p2pllm.execution.types import (
     DTYPES,
@@ -50,6 +50,7 @@ __all__ = [
     "StageOutput",
     "TensorInfo",
     "TextDecoder",
+    "Totals",
     "check_quant",
     "choose_device",
     "default_dtype",
@@ -61,5 +62,6 @@ __all__ = [
     "probe",
     "runs_of",
     "shares_head",
+    "wait_briefly",
     "weight_bytes",
 ]

@@ -6,14 +6,14 @@ all of them, so that one table serves all layers of a session (the paging of vLL
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pllm.errors import BusyError
 
-__all__ = ["BLOCK_TOKENS", "BlockPool", "blocks_for"]
+__all__ = ["BLOCK_TOKENS", "BlockPool", "blocks_for", "outputs_layer"]
 
 BLOCK_TOKENS = 16
 """Tokens in a block."""
@@ -26,6 +26,13 @@ def blocks_for(tokens: int, layers: int) -> int:
     return -(-tokens // BLOCK_TOKENS) * layers
 
 
+def outputs_layer(end: int, layers: int) -> int | None:
+    """What stands among the numbers of a model's ``layers`` layers for the outputs of those that run to
+    ``end``, kept in blocks like keys and values; None where nothing is kept, as the last stage sends none.
+    """
+    return layers + end if end < layers else None
+
+
 class BlockPool:
     """A number of blocks, some of them taken. For the event loop's thread.
 
@@ -33,23 +40,29 @@ class BlockPool:
     """
 
     def __init__(self, blocks: int = 0, layers: int = 1) -> None:
-        """A pool of ``blocks`` blocks in all, for ``layers`` layers."""
+        """A pool of ``blocks`` blocks in all, for layers in which a block counts as ``layers`` together."""
         self.total = blocks
         self.free = blocks
+        self.costs: dict[int, int] = {}
+        """How many a block of a layer counts as, where that is not one."""
         self._layers = layers
         self._taken: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)
 
     def resize(self, blocks: int, layers: int) -> None:
-        """Have ``blocks`` in all for ``layers`` layers from now on; nobody loses what is taken."""
+        """Have ``blocks`` in all from now on, see `BlockPool`; nobody loses what is taken."""
         self.free += blocks - self.total
         self.total, self._layers = blocks, layers
+
+    def cost(self, layers: Iterable[int]) -> int:
+        """How many a block of all these layers counts as."""
+        return sum(self.costs.get(layer, 1) for layer in layers)
 
     def take(self, layers: Sequence[int], count: int, *, after: int | None = None) -> NDArray[np.int64]:
         """Take ``count`` blocks of each of ``layers``; returns their numbers, in a row where that can be.
 
         ``after`` is the block that they best follow. Raises `BusyError`, taking none, if there are too few.
         """
-        wanted = len(layers) * count
+        wanted = self.cost(layers) * count
         if wanted > self.free:
             raise BusyError(
                 f"KV cache is full: {wanted} blocks wanted, {max(0, self.free)} of {self.total} free"
@@ -65,12 +78,12 @@ class BlockPool:
     def give(self, layers: Sequence[int], numbers: Collection[int]) -> None:
         """Put blocks back that were taken for these ``layers``."""
         self._taken[np.array(layers)[:, None], np.fromiter(numbers, np.int64, len(numbers))] = False
-        self.free += len(layers) * len(numbers)
+        self.free += self.cost(layers) * len(numbers)
 
-    def height(self, layer: int) -> int:
-        """One more than the highest number of a block that is taken in ``layer``."""
-        taken = np.flatnonzero(self._taken[layer : layer + 1])
-        return int(taken[-1]) + 1 if len(taken) else 0
+    def heights(self) -> dict[int, int]:
+        """For each layer in use, one more than the highest number of a block that is taken in it."""
+        used = ((layer, np.flatnonzero(taken)) for layer, taken in enumerate(self._taken))
+        return {layer: int(numbers[-1]) + 1 for layer, numbers in used if len(numbers)}
 
     def _find(self, layers: Sequence[int], count: int, after: int | None) -> NDArray[np.int64]:
         _, width = self._taken.shape

@@ -105,7 +105,7 @@ class Checkpoint(ABC):
     def fetch(self, names: Sequence[str], progress: Callable[[int, int], None]) -> int:
         """Bring the files that hold these tensors here, and return how many bytes that took.
 
-        ``progress`` hears (bytes so far, bytes in all), after every file.
+        ``progress`` hears (bytes so far, bytes in all of them), again and again.
         """
 
     @cached_property

@@ -10,12 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from p2pllm.errors import ModelError
 from p2pllm.execution.checkpoint import Checkpoint
 from p2pllm.execution.hardware import return_memory
-from p2pllm.execution.kv import KvStore
+from p2pllm.execution.kv import KvStore, SessionCache
+from p2pllm.execution.types import Activation
 from p2pllm.execution.work import Outcome, StepTimes, TriedOut, Work
 
 if TYPE_CHECKING:
@@ -92,6 +97,21 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(
             self._stepping, run_step, self._loaded.stage, works
         )
+
+    async def settle(self, cache: SessionCache) -> None:
+        """Let the steps asked for before end, and make the copies that a session still needs."""
+        from p2pllm.execution.step import settle
+
+        await asyncio.get_running_loop().run_in_executor(self._stepping, settle, cache)
+
+    async def outputs(
+        self, cache: SessionCache, table: NDArray[np.int64], layer: int, start: int, end: int
+    ) -> Activation:
+        """What was kept of a session's outputs, see `read_outputs`."""
+        from p2pllm.execution.outputs import read_outputs
+
+        read = partial(read_outputs, cache, table, layer, start, end)
+        return await asyncio.get_running_loop().run_in_executor(self._stepping, read)
 
     async def retain(self, layers: Collection[int], blocks: Mapping[int, int]) -> None:
         """Free the memory of all layers but these, once the steps asked for before are over.

@@ -12,22 +12,21 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from p2pllm.errors import BusyError, ModelError, RequestError, SessionError
-from p2pllm.execution.blocks import BLOCK_TOKENS
+from p2pllm.errors import BusyError, RequestError, SessionError
+from p2pllm.execution.blocks import BLOCK_TOKENS, outputs_layer
 from p2pllm.execution.checkpoint import Checkpoint
 from p2pllm.execution.engine import Engine
+from p2pllm.execution.holdings import Holdings
+from p2pllm.execution.job import Session
 from p2pllm.execution.kv import SessionCache
-from p2pllm.execution.meter import Meter
+from p2pllm.execution.kv_budget import KvBudget
 from p2pllm.execution.prefix import names_in
 from p2pllm.execution.reservations import Reservations
-from p2pllm.execution.types import Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput, runs_of
+from p2pllm.execution.types import DTYPES, Activation, ExecutorStats, SamplingParams, SessionKey, StageOutput
 from p2pllm.execution.validation import check_hidden, check_prefix, check_sampling, check_tokens
-from p2pllm.execution.work import StepTimes
-from p2pllm.execution.work_queue import Session, WorkQueue
+from p2pllm.execution.work_queue import WorkQueue
 
 __all__ = ["Executor"]
-
-_SPEED_HALF_LIFE = 30.0
 
 
 class Executor:
@@ -39,16 +38,13 @@ class Executor:
         """``threads`` is the share of the cores that steps may use."""
         self.checkpoint = checkpoint
         self._engine = Engine(checkpoint, dtype=dtype, device=device, threads=threads, quant=quant)
-        self._held: frozenset[int] = frozenset()
-        self._changing = asyncio.Lock()
         self._kv = Reservations()
-        self._block_bytes = 0
-        self._weight_bytes = 0
+        self._budget = KvBudget(checkpoint.layers, checkpoint.hidden * DTYPES[dtype])
+        self._holdings = Holdings(checkpoint, self._engine, self._kv, self._budget)
         self._sessions: dict[SessionKey, Session] = {}
         self._queue = WorkQueue()
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
-        self._layer_s = self._head_s = _speed(0.0)
 
     async def prepare(self) -> None:
         """Do what a first load would have to do first, see `Engine.prepare`. Raises `ModelError`."""
@@ -57,11 +53,11 @@ class Executor:
     @property
     def slices(self) -> tuple[tuple[int, int], ...]:
         """The runs of layers [start, end) that are ready, apart from each other, in order."""
-        return runs_of(self._held)
+        return self._holdings.slices
 
     def holds(self, start: int, end: int) -> bool:
         """Whether all layers [start, end) are ready."""
-        return start < end and self._held.issuperset(range(start, end))
+        return self._holdings.holds(start, end)
 
     def sessions(self, start: int, end: int) -> int:
         """How many open sessions use any of layers [start, end)."""
@@ -79,41 +75,20 @@ class Executor:
         Raises `ModelError` if the layers cannot be loaded, or ``kv_bytes`` does not hold even one block of
         all layers; then, and when cancelled, all is as it was.
         """
-        async with self._changing:
-            if self._closing:
-                raise ModelError("loading was stopped")
-            before = self._kv.pool.total
-            if self._block_bytes and kv_bytes // self._block_bytes < before:
-                self._kv.resize(kv_bytes // self._block_bytes, len(self._held))
-                await self._engine.shorten(self._kv.heights(self._held))
-            try:
-                await self._add(start, end, kv_bytes, progress)
-            except BaseException:
-                self._kv.resize(before, len(self._held))
-                await self._engine.retain(self._held, self._kv.heights(self._held))
-                raise
-            self._weight_bytes = self._engine.weight_bytes()
-            self._start()
+        await self._holdings.load(start, end, kv_bytes, progress)
+        self._start()
 
     async def drop(self, start: int, end: int, *, kv_bytes: int) -> None:
         """Free layers [start, end), as far as they are here; ``kv_bytes`` is for KV caches from then on.
 
         Sessions that use any of them end at once with `SessionError`.
         """
-        async with self._changing:
-            if self._closing:
-                return  # which frees everything
-            dropped = self._held & frozenset(range(start, end))
-            self._held -= dropped
+
+        def leave() -> None:
             for key in self._using(start, end):
                 self._end(key, f"layers {start}:{end} were dropped here")
-            self._kv.forget(dropped)
-            if self.checkpoint.layers - 1 not in self._held:
-                self._head_s = _speed(0.0)
-            await self._engine.retain(self._held, self._kv.heights(self._held))
-            self._weight_bytes = self._engine.weight_bytes()
-            if self._block_bytes:
-                self._kv.resize(kv_bytes // self._block_bytes, len(self._held))
+
+        await self._holdings.drop(start, end, kv_bytes, leave)
 
     def reserve(
         self,
@@ -129,8 +104,9 @@ class Executor:
         """Open a session over layers [start, end) with room for ``tokens`` tokens; never waits.
 
         ``prefix`` names the full blocks of 16 tokens that it begins with: 8 bytes for each, a hash of all up
-        to its end and of how they came to be; names count for their ``owner`` only. Returns how many tokens
-        are here already, a multiple of 16: the session may begin to run at any position up to there.
+        to its end and of how they came to be; names count for their ``owner`` only. What is before a colon in
+        that is the entry: work of all entries takes turns. Returns how many tokens are here already, a
+        multiple of 16: the session may begin to run at any position up to there.
 
         Raises `BusyError` if there is no room or the layers are not here, `RequestError` if it asks for what
         no executor can do, `SessionError` if the key is taken.
@@ -147,7 +123,8 @@ class Executor:
         check_prefix(self.checkpoint, prefix)
         if key in self._sessions:
             raise SessionError(f"session {key[0]} is already open as stage {key[1]}")
-        reservation = self._kv.open(start, end, tokens, owner, names_in(prefix))
+        kept = outputs_layer(end, self.checkpoint.layers)
+        reservation = self._kv.open(start, end, tokens, owner, names_in(prefix), outputs=kept)
         cached = reservation.shared * BLOCK_TOKENS
         cache = SessionCache(self._engine.store, reservation.tables, cached)
         self._sessions[key] = Session(cache, reservation, sampling, cached)
@@ -167,9 +144,7 @@ class Executor:
         Raises `RequestError` for inputs that can never be right, `SessionError` if the session is not open,
         is released meanwhile, or lacks what precedes ``position``, and `BusyError` if it cannot grow.
         """
-        session = self._sessions.get(key)
-        if session is None or self._driver is None or self._driver.done():
-            raise SessionError(f"session {key[0]} is not open here as stage {key[1]}")
+        session = self._open(key)
         check_inputs = check_tokens if session.reservation.start == 0 else check_hidden
         count = check_inputs(self.checkpoint, inputs)
         if not 0 <= position <= session.length:
@@ -182,13 +157,50 @@ class Executor:
             raise RequestError(
                 f"session {key[0]} cannot sample here: not the last stage, or no sampling parameters"
             )
-        self._queue.check_room(count)
+        self._queue.check_room(session, count)
         it, cache = session.reservation, session.cache
         settled, context = min(position, self._queue.settled(session)), self.checkpoint.context
         cache.copies += self._kv.make_place(it, position, position + count, settled=settled, most=context)
         cache.tables = it.tables
         session.length = position + count
         return await self._queue.add(session, position, inputs, sample=sample)
+
+    def length(self, key: SessionKey) -> int:
+        """How many tokens a session has, of all that it was asked to run; raises `SessionError` if it is not
+        open.
+        """
+        return self._open(key).cache.length
+
+    async def outputs(self, key: SessionKey, start: int, end: int) -> Activation:
+        """What `run` returned for tokens [start, end) of a session, the very bytes, once more.
+
+        All that the session has is kept, also what it began with; but nothing where it ends at the model's
+        last layer. Raises `SessionError` if it is not open or does not have those tokens.
+        """
+        session = self._open(key)
+        it = session.reservation
+        if it.outputs is None:
+            raise SessionError(f"session {key[0]} keeps no outputs here: it is the last stage")
+        return await self._engine.outputs(session.cache, it.tables[None], it.outputs, start, end)
+
+    async def take_back(self, key: SessionKey, position: int) -> int:
+        """Take a session back to at most ``position`` tokens; returns how many it has then.
+
+        Work of the session that has not ended fails with `SessionError`, also what is asked for meanwhile;
+        of its tokens those stay that have run. There are fewer where layers with a window have let go of what
+        they would need: those that came from the prefix cache, or none.
+
+        Raises `SessionError` if the session is not open, or released meanwhile.
+        """
+        session = self._open(key)
+        cache = session.cache
+        while self._queue.forget(session, f"session {key[0]} was taken back"):
+            await self._engine.settle(cache)
+            if self._open(key) is not session:
+                raise SessionError(f"session {key[0]} was released")
+        session.length = self._kv.take_back(session.reservation, min(max(0, position), session.length))
+        cache.tables, cache.length = session.reservation.tables, session.length
+        return session.length
 
     def release(self, key: SessionKey, prefix: bytes = b"") -> None:
         """Close a session and free its blocks at once; its unfinished work fails with `SessionError`.
@@ -201,18 +213,19 @@ class Executor:
     def stats(self) -> ExecutorStats:
         """Speed, load and memory as of now."""
         now = time.monotonic()
-        layers = max(1, len(self._held))
+        width, speed = self._holdings.width, self._holdings.speed
         return ExecutorStats(
-            layer_s=self._layer_s.value(now),
-            head_s=self._head_s.value(now),
+            layer_s=speed.layer_s(now),
+            head_s=speed.head_s(now),
             wait_s=self._queue.wait_s(now),
             running=self._queue.running,
             waiting=self._queue.waiting,
-            kv_blocks_total=self._kv.pool.total // layers,
-            kv_blocks_free=max(0, self._kv.free) // layers,
-            kv_blocks_cached=self._kv.cached // layers,
-            kv_bytes_used=(self._kv.pool.total - self._kv.free) * self._block_bytes,
-            weight_bytes=self._weight_bytes,
+            kv_blocks_total=self._kv.pool.total // width,
+            kv_blocks_free=max(0, self._kv.free) // width,
+            kv_blocks_cached=self._kv.cached // width,
+            kv_bytes_used=(self._kv.pool.total - self._kv.free) * self._budget.block_bytes,
+            weight_bytes=self._holdings.weight_bytes,
+            totals=self._queue.totals,
         )
 
     async def watch(self) -> None:
@@ -226,7 +239,7 @@ class Executor:
         if self._closing:
             return
         self._closing = True
-        self._engine.stop_reading()
+        self._holdings.stop()
         for key in list(self._sessions):
             self.release(key)
         self._queue.stop()
@@ -234,32 +247,13 @@ class Executor:
             if self._driver is not None:
                 await self._driver
         finally:
-            async with self._changing:
-                await self._engine.close()
+            await self._holdings.close()
 
-    async def _add(
-        self, start: int, end: int, kv_bytes: int, progress: Callable[[int, int], None] | None
-    ) -> None:
-        await self._engine.read(start, end, progress)
-        added = frozenset(range(start, end)) - self._held
-        held = self._held | added
-        times = StepTimes()
-        if added:
-            tried = await self._engine.try_out(start, end)
-            times = tried.times
-            self._block_bytes = max(self._block_bytes, tried.token_bytes * BLOCK_TOKENS)
-        blocks = kv_bytes // self._block_bytes
-        if blocks < len(held):
-            least = len(held) * self._block_bytes
-            raise ModelError(f"no room for KV cache: {len(held)} layers need {least} bytes at least")
-        if added:
-            self._kv.windows |= {layer: tried.windows.get(layer) for layer in added}
-        self._kv.resize(blocks, len(held))
-        if not self._held:
-            self._layer_s = _speed(times.layer_s or 0.0)
-        if self.checkpoint.layers - 1 in added:
-            self._head_s = _speed(times.head_s or 0.0)
-        self._held = held
+    def _open(self, key: SessionKey) -> Session:
+        session = self._sessions.get(key)
+        if session is None or self._driver is None or self._driver.done():
+            raise SessionError(f"session {key[0]} is not open here as stage {key[1]}")
+        return session
 
     def _using(self, start: int, end: int) -> list[SessionKey]:
         reserved = ((key, session.reservation) for key, session in self._sessions.items())
@@ -281,18 +275,7 @@ class Executor:
         try:
             while works := await self._queue.take():
                 outcomes, times = await self._engine.step(works)
-                self._note(times)
+                self._holdings.speed.note(times, time.monotonic())
                 self._queue.finish(outcomes, times.step_s)
         finally:
             self._queue.fail_all("the executor has stopped")
-
-    def _note(self, times: StepTimes) -> None:
-        now = time.monotonic()
-        if times.layer_s is not None:
-            self._layer_s.add(times.layer_s, now)
-        if times.head_s is not None:
-            self._head_s.add(times.head_s, now)
-
-
-def _speed(rest: float) -> Meter:
-    return Meter(rest, half_life=_SPEED_HALF_LIFE)

@@ -8,14 +8,15 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import psutil
 
 from p2pllm.errors import UsageError
+from p2pllm.execution.measured import recall, remember
+from p2pllm.execution.threads import in_own_thread
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +25,11 @@ __all__ = [
     "Hardware",
     "choose_device",
     "default_dtype",
-    "default_threads",
-    "in_own_thread",
     "probe",
+    "return_host_memory",
     "return_memory",
 ]
 
-T = TypeVar("T")
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -76,53 +75,49 @@ def default_dtype(device: str) -> str:
     return "bfloat16" if _cpu_flags() & _BFLOAT16_FLAGS else "float32"
 
 
-def default_threads(local_peers: int) -> int:
-    """This peer's share of the cores: peers that each take all cores are many times slower."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, local_peers))
+def probe(device: str, threads: int, cache: Path | None = None) -> Hardware:
+    """Measure ``device`` with ``threads`` CPU threads, in under two seconds. Blocks the calling thread.
 
-
-def probe(device: str, threads: int) -> Hardware:
-    """Measure ``device`` with ``threads`` CPU threads, in under two seconds. Blocks the calling thread."""
-    return in_own_thread(lambda: _probed(device, threads))
-
-
-def in_own_thread(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread that ends with it. Blocks the calling thread.
-
-    OpenMP keeps a team for every thread that has once computed with several, for as long as it lives. With
-    more in all teams than cores none of them spins any more when it waits: steps take a third longer.
+    How fast it is is taken from the file ``cache`` where that knows it, and else written there.
     """
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
+    return in_own_thread(lambda: _probed(device, threads, cache))
 
 
-def _probed(device: str, threads: int) -> Hardware:
+def _probed(device: str, threads: int, cache: Path | None) -> Hardware:
     import torch
 
-    torch.set_num_threads(threads)
-    dtype: torch.dtype = getattr(torch, default_dtype(device))
-    with torch.inference_mode():
-        flops = _measure_flops(device, dtype)
-        bandwidth = _measure_bandwidth(device)
-    return Hardware(_name(device), _memory(device), flops, bandwidth)
+    name, dtype = _name(device), default_dtype(device)
+    kind = f"{name}, {device}, {os.cpu_count()} cores, {threads} threads, {dtype}, torch {torch.__version__}"
+    speed = None if cache is None else recall(cache, kind, time.time())
+    if speed is None:
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            speed = _measure_flops(device, getattr(torch, dtype)), _measure_bandwidth(device)
+        if cache is not None:
+            remember(cache, kind, *speed, time.time())
+    return Hardware(name, _memory(device), *speed)
 
 
 def return_memory() -> None:
-    """Give memory that is free back to the system. Needs torch to be there already.
+    """Give memory that is free back to the system, the device's too. Needs torch to be there already."""
+    import torch
+
+    return_host_memory()
+    torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+
+
+def return_host_memory() -> None:
+    """Give memory of this process that is free back to the system, in some milliseconds.
 
     Allocators keep what is freed for whoever asks next. glibc's keeps it per thread, so that weights which
     one thread has freed would not make room for the caches of another.
     """
-    import torch
-
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not in every libc
         if trim is not None:
             trim(0)
-    torch.cuda.empty_cache()
-    if torch.backends.mps.is_available():
-        torch.mps.empty_cache()
 
 
 def _measure_flops(device: str, dtype: torch.dtype) -> float:

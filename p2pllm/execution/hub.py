@@ -1,16 +1,19 @@
 """Models on the Hugging Face hub, of which a peer downloads only the files that hold its own layers.
 
 Headers and the first bytes of tensors (for the fingerprint) come through range requests. All of a model's
-files are taken from one commit, the newest when the model was opened.
+files are taken from one commit, the newest when the model was opened. Of large files the hub knows the
+SHA-256 (it keeps them by it, as Git LFS does), and what arrives must have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from p2pllm.errors import ModelError
 from p2pllm.execution.safetensors_files import Files, LocalFiles
@@ -31,14 +34,15 @@ def hub_files(repo: str) -> Files:
     from huggingface_hub import errors
 
     try:
-        commit = huggingface_hub.HfApi().model_info(repo, timeout=10).sha
+        model = huggingface_hub.HfApi().model_info(repo, timeout=10, files_metadata=True)
     except errors.GatedRepoError as error:
         raise ModelError(f"{repo} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(f"there is no model {repo} on the hub (or it is private: set HF_TOKEN)") from error
     except Exception as error:  # whatever the HTTP library of the day raises when there is no network
         return _cached(repo, error)
-    return HubFiles(repo, str(commit))
+    stored = ((file.rfilename, file.lfs) for file in model.siblings or ())
+    return HubFiles(repo, str(model.sha), {name: lfs.sha256 for name, lfs in stored if lfs is not None})
 
 
 def _cached(repo: str, reason: Exception) -> Files:
@@ -73,12 +77,17 @@ def _reaching(repo: str) -> Iterator[None]:
         ) from error
 
 
+def _ignore(_: int) -> None:
+    """Small files need no progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class HubFiles:
-    """The files of one commit of a hub model."""
+    """The files of one commit of a hub model, with the SHA-256 (hex) of those of which the hub knows it."""
 
     repo: str
     commit: str
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, name: str) -> str | None:
         """A small file's text, or None if the model has no such file."""
@@ -99,13 +108,30 @@ class HubFiles:
         return self._cached(name) is not None
 
     def path(self, name: str) -> Path:
-        """The whole file, downloaded once into the hub's cache, resuming what an earlier try left."""
+        """The whole file, downloaded if it is not in the hub's cache."""
+        return self._cached(name) or self.fetch(name, _ignore)
+
+    def fetch(self, name: str, received: Callable[[int], None]) -> Path:
+        """Download a whole file into the hub's cache, going on where it was when a connection is cut.
+
+        ``received`` hears how many bytes have come, again and again. Raises `ModelError` if the hub cannot be
+        reached or has no such file, or if what came is not what the hub says it is; then it is removed.
+        """
         from huggingface_hub.errors import EntryNotFoundError
 
         try:
-            return self._download(name)
+            path = self._download(name, received)
         except EntryNotFoundError as error:
             raise ModelError(f"{self.repo} has no file {name}: it is not a safetensors model") from error
+        wanted = self.hashes.get(name)
+        if wanted is not None and (found := _sha256(path)) != wanted:
+            for damaged in {path.resolve(), path}:  # the cache's file, and the model's link to it
+                damaged.unlink(missing_ok=True)
+            raise ModelError(
+                f"{name} of {self.repo} came damaged (SHA-256 {found[:12]}…, not {wanted[:12]}…): "
+                "it is removed, try again"
+            )
+        return path
 
     def directory(self) -> Path:
         """The cache's directory of this commit, with the configuration and tokenizer files in it."""
@@ -114,15 +140,21 @@ class HubFiles:
         with _reaching(self.repo):
             return Path(
                 huggingface_hub.snapshot_download(
-                    self.repo, revision=self.commit, allow_patterns=list(_SMALL_FILES)
+                    self.repo,
+                    revision=self.commit,
+                    allow_patterns=list(_SMALL_FILES),
+                    tqdm_class=_listener(_ignore),
                 )
             )
 
-    def _download(self, name: str) -> Path:
+    def _download(self, name: str, received: Callable[[int], None] = _ignore) -> Path:
         import huggingface_hub
 
+        bar = _listener(received)
         with _reaching(self.repo):
-            return Path(huggingface_hub.hf_hub_download(self.repo, name, revision=self.commit))
+            return Path(
+                huggingface_hub.hf_hub_download(self.repo, name, revision=self.commit, tqdm_class=bar)
+            )
 
     def _cached(self, name: str) -> Path | None:
         import huggingface_hub
@@ -149,3 +181,28 @@ class HubFiles:
                     f"the hub answered {response.status_code} for a part of {name} of {self.repo}"
                 )
             return bytes(response.read())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _listener(received: Callable[[int], None]) -> type[Any]:
+    """A progress bar of the hub's library that shows nothing and tells ``received`` instead."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Listener(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            received(int(n or 0))
+
+        def update_transfer(self, _: float) -> None:
+            """What came compressed; ``update`` hears of the bytes that it makes."""
+
+        def set_transfer_postfix_str(self, *_: Any, **__: Any) -> None:
+            """How fast it came, to be shown."""
+
+    return Listener

@@ -1,12 +1,14 @@
 """Keys and values in memory: for each layer a slab of blocks, in which every session has some.
 
-A slab is (KV heads, slots, dim) with 16 slots to a block. It is as long as the blocks in use want it and is
-made longer by half as much again or more, so memory follows use and not the budget.
+A slab is (KV heads, slots, dim) with 16 slots to a block. Outputs that are kept have slabs too, under numbers
+that no layer has: (1, slots, hidden). A slab is as long as the blocks in use want it and is made longer by
+half as much again or more, while there is memory to spare, so memory follows use and stays in the budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -44,38 +46,35 @@ class KvStore:
     """The slabs of all layers. For the thread that takes steps."""
 
     def __init__(self) -> None:
-        self._slabs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._slabs: dict[int, tuple[Tensor, ...]] = {}
         self._scratch: dict[int, Tensor] = {}
         self.windows: dict[int, int | None] = {}
         """How far back each layer sees, as its attention said when it last ran."""
+        self.most_bytes = sys.maxsize
+        """All that slabs may have, beyond what blocks in use want."""
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token in the largest layer that is here."""
-        return max(
-            (sum(t.shape[0] * t.shape[2] * t.element_size() for t in slab) for slab in self._slabs.values()),
-            default=0,
-        )
+    def token_bytes(self, layers: Iterable[int]) -> int:
+        """Bytes of one token in the largest of these layers, which are here."""
+        slabs = (self._slabs[layer] for layer in layers)
+        return max(sum(t.shape[0] * t.shape[2] * t.element_size() for t in slab) for slab in slabs)
 
-    def write(
-        self,
-        layer: int,
-        target: Target,
-        keys: Tensor,
-        values: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, target: Target, *rows: Tensor) -> tuple[Tensor, ...]:
         """Put keys and values, both (KV heads, tokens, dim), where ``target`` says; returns the slabs."""
         slab = self._slabs.get(layer)
         if slab is None or slab[0].shape[1] < target.blocks * BLOCK_TOKENS:
-            slab = self._slabs[layer] = self._grown(slab, target.blocks, keys, values)
-        for tensor, rows in zip(slab, (keys, values), strict=True):
+            slab = self._slabs[layer] = self._grown(slab, target.blocks, *rows)
+        for tensor, new in zip(slab, rows, strict=True):
             if isinstance(target.slots, slice):
-                tensor[:, target.slots] = rows
+                tensor[:, target.slots] = new
             else:
-                tensor.index_copy_(1, target.slots, rows)
+                tensor.index_copy_(1, target.slots, new)
             if target.cleared is not None:
                 tensor.index_fill_(1, target.cleared, 0)
         return slab
+
+    def read(self, layer: int, slots: Tensor) -> Tensor:
+        """A copy of what lies in these ``slots`` of the first slab of a layer: (heads, slots, dim)."""
+        return self._slabs[layer][0].index_select(1, slots.to(self._slabs[layer][0].device))
 
     def scratch(self, like: Tensor, shape: tuple[int, ...], which: int) -> Tensor:
         """Memory of this shape and of the type of ``like``, until the next call with the same ``which``.
@@ -94,10 +93,10 @@ class KvStore:
         blocks = max(source, target) + 1
         for layer in layers:
             if layer in self._slabs:
-                keys, values = self._slabs[layer]
-                if keys.shape[1] < blocks * BLOCK_TOKENS:
-                    keys, values = self._slabs[layer] = self._grown((keys, values), blocks, keys, values)
-                for tensor in (keys, values):
+                slab = self._slabs[layer]
+                if slab[0].shape[1] < blocks * BLOCK_TOKENS:
+                    slab = self._slabs[layer] = self._grown(slab, blocks, *slab)
+                for tensor in slab:
                     tensor[:, _slots(target)] = tensor[:, _slots(source)]
 
     def retain(self, heights: Mapping[int, int]) -> None:
@@ -108,18 +107,15 @@ class KvStore:
             if slots == 0:
                 del self._slabs[layer]
             elif slots < self._slabs[layer][0].shape[1]:
-                keys, values = self._slabs[layer]
-                self._slabs[layer] = keys[:, :slots].clone(), values[:, :slots].clone()
+                self._slabs[layer] = tuple(tensor[:, :slots].clone() for tensor in self._slabs[layer])
 
-    def _grown(
-        self, old: tuple[Tensor, Tensor] | None, blocks: int, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _grown(self, old: tuple[Tensor, ...] | None, blocks: int, *like: Tensor) -> tuple[Tensor, ...]:
         had = 0 if old is None else old[0].shape[1]
-        slots = max(blocks * BLOCK_TOKENS, had + had // 2 // BLOCK_TOKENS * BLOCK_TOKENS)
-        new = (
-            keys.new_empty(keys.shape[0], slots, keys.shape[2]),
-            values.new_empty(values.shape[0], slots, values.shape[2]),
-        )
+        held = sum(tensor.nbytes for slab in self._slabs.values() for tensor in slab)
+        block_bytes = BLOCK_TOKENS * sum(rows.shape[0] * rows.shape[2] * rows.element_size() for rows in like)
+        spare = max(0, self.most_bytes - held) // (block_bytes * max(1, len(self._slabs)))  # others grow too
+        slots = max(blocks * BLOCK_TOKENS, had + min(had // 2 // BLOCK_TOKENS, spare) * BLOCK_TOKENS)
+        new = tuple(rows.new_empty(rows.shape[0], slots, rows.shape[2]) for rows in like)
         for tensor, before in zip(new, old or (), strict=False):
             tensor[:, :had] = before
         return new

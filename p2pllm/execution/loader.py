@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from p2pllm.errors import ModelError
-from p2pllm.execution.architecture import SlicedModel, build_model, model_config, weight_units
+from p2pllm.execution.architecture import SlicedModel, WeightUnit, build_model, model_config, weight_units
 from p2pllm.execution.checkpoint import Checkpoint
+from p2pllm.execution.hardware import return_host_memory
 from p2pllm.execution.quantization import check_quant
 from p2pllm.execution.selfcheck import check_architecture
 from p2pllm.execution.stage import Stage
 
 __all__ = ["Loader"]
+
+_RETURNED_AT_ONCE = 64 << 20
+"""Bytes of weights after which freed memory goes back to the system, before it adds up."""
 
 
 class Loader:
@@ -56,26 +60,35 @@ class Loader:
         self._fill(wanted, lambda loaded: progress(fetched + loaded, fetched + size))
 
     def _fill(self, wanted: dict[str, Tensor], progress: Callable[[int], None]) -> None:
-        done = 0
         # A head tied to the embedding is one tensor where both are here; else each has a copy of its own.
         made_of = {self._units[name].sources: value for name, value in self._model.kept().items()}
         filled: set[str] = set()
+        done = returned = 0
         for name, state in wanted.items():
             unit = self._units[name]
-            if unit.sources in made_of and name not in filled:
-                self._model.put(name, made_of[unit.sources])
-            elif name not in filled:
-                stored = {source: self._read(source) for source in unit.sources}
-                for target, value in unit.assemble(stored).items():
-                    if target in wanted:
-                        self._model.put(
-                            target, value.to(device=self._device, dtype=wanted[target].dtype).contiguous()
-                        )
-                        filled.add(target)
-                if (kept := self._model.kept_as(name)) is not None:
-                    made_of[unit.sources] = kept
+            if name not in filled:
+                if unit.sources in made_of:
+                    self._model.put(name, made_of[unit.sources])
+                else:
+                    filled |= self._make(unit, wanted)
+                    if (kept := self._model.kept_as(name)) is not None:
+                        made_of[unit.sources] = kept
             done += state.nbytes
+            if done - returned > _RETURNED_AT_ONCE:
+                return_host_memory()
+                returned = done
             progress(done)
+
+    def _make(self, unit: WeightUnit, wanted: Mapping[str, Tensor]) -> set[str]:
+        """Read what a unit is made of and put it in the model; returns the names it filled.
+
+        Nothing of it stays referenced here, so that the next one finds its memory free.
+        """
+        made = dict(unit.assemble({source: self._read(source) for source in unit.sources}))
+        filled = made.keys() & wanted.keys()
+        for name in sorted(filled):
+            self._model.put(name, made.pop(name).to(self._device, wanted[name].dtype).contiguous())
+        return filled
 
     def _read(self, name: str) -> Tensor:
         array = self._checkpoint.read(name)

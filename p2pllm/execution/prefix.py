@@ -7,7 +7,7 @@ after the first never see tokens, so a name counts for its owner only, and for t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["HASH_BYTES", "Node", "NodeKey", "PrefixCache", "names_in"]
@@ -21,13 +21,14 @@ NodeKey = tuple[str, int, int, bytes]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """16 tokens of some layers: the block that the layers of each window have them in.
+    """16 tokens of some layers: the block that the layers of each window have them in, and which these are.
 
     ``pins`` sessions use it.
     """
 
     key: NodeKey
-    blocks: dict[int | None, int]
+    blocks: Mapping[int | None, int]
+    layers: Mapping[int | None, Sequence[int]]
     pins: int = 0
 
 

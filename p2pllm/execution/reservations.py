@@ -2,11 +2,12 @@
 them.
 
 Layers that see equally far share a table of blocks. Those with a window give back what has fallen out of it.
+The outputs that a session keeps count as one more layer that sees everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +27,7 @@ _SLACK_TOKENS = 256
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """The blocks of a session of layers [start, end).
+    """The blocks of a session of layers [start, end), and of its outputs where it keeps these.
 
     The first ``shared`` blocks of the tables are those of ``nodes``, and never written to.
     """
@@ -36,8 +37,15 @@ class Reservation:
     end: int
     layers: dict[int | None, tuple[int, ...]]
     tables: Tables
+    outputs: int | None = None
+    """What stands for its outputs among the numbers of layers."""
     nodes: list[Node] = field(default_factory=list)
     shared: int = 0
+
+    @property
+    def all_layers(self) -> list[int]:
+        """Of all windows."""
+        return [layer for layers in self.layers.values() for layer in layers]
 
     @property
     def room(self) -> int:
@@ -65,16 +73,28 @@ class Reservations:
         """Blocks that can be had: free ones, and those that only the prefix cache has."""
         return self.pool.free + self.cached
 
-    def open(self, start: int, end: int, tokens: int, owner: str, names: Sequence[bytes]) -> Reservation:
+    def open(
+        self,
+        start: int,
+        end: int,
+        tokens: int,
+        owner: str,
+        names: Sequence[bytes],
+        *,
+        outputs: int | None = None,
+    ) -> Reservation:
         """Reserve blocks for ``tokens`` tokens of layers [start, end), the first from the prefix cache.
 
-        Raises `BusyError`, changing nothing, if there are too few.
+        ``outputs`` is what stands for the outputs among the numbers of layers, if they are kept. Raises
+        `BusyError`, changing nothing, if there are too few.
         """
         layers: dict[int | None, tuple[int, ...]] = {}
         for layer in range(start, end):
             window = self.windows.get(layer)
             layers[window] = (*layers.get(window, ()), layer)
-        made = Reservation(owner, start, end, layers, {})
+        if outputs is not None:
+            layers[None] = (*layers.get(None, ()), outputs)
+        made = Reservation(owner, start, end, layers, {}, outputs)
         most = -(-tokens // BLOCK_TOKENS)
         made.nodes = self._prefixes.match(made.key(name) for name in names[:most])
         made.shared = len(made.nodes)
@@ -82,12 +102,12 @@ class Reservations:
             window: np.array([node.blocks[window] for node in made.nodes], dtype=np.int64)
             for window in layers
         }
-        width = end - start
-        self.cached -= width * self._prefixes.pin(made.nodes)
+        cost = self.pool.cost(made.all_layers)
+        self.cached -= cost * self._prefixes.pin(made.nodes)
         try:
             self.extend(made, tokens, at_once=0)
         except BusyError:
-            self.cached += width * self._prefixes.unpin(made.nodes)
+            self.cached += cost * self._prefixes.unpin(made.nodes)
             raise
         return made
 
@@ -117,7 +137,8 @@ class Reservations:
         for window, table in reservation.tables.items():
             most = tokens if window is None else max(at_once, min(tokens, window + _SLACK_TOKENS))
             more[window] = max(0, -(-most // BLOCK_TOKENS) - len(table))
-        self._make_room(sum(count * len(reservation.layers[window]) for window, count in more.items()))
+        layers = reservation.layers
+        self._make_room(sum(count * self.pool.cost(layers[window]) for window, count in more.items()))
         reservation.tables = {
             window: np.append(table, self._take(reservation, window, more[window]))
             for window, table in reservation.tables.items()
@@ -141,15 +162,13 @@ class Reservations:
         Returns what must be copied before. Raises `SessionError` if what precedes ``position`` is not kept
         any more, and `BusyError` if there are too few blocks; then nothing has changed.
         """
-        for window, table in reservation.tables.items():
-            first = 0 if window is None else max(0, position - window + 1) // BLOCK_TOKENS
-            if (table[first : -(-position // BLOCK_TOKENS)] < 0).any():
-                raise SessionError(f"what precedes position {position} is out of a window of {window} tokens")
+        if _is_lost(reservation, position):
+            raise SessionError(f"what precedes position {position} is out of a window, and not kept any more")
         kept = position // BLOCK_TOKENS
         if kept >= reservation.shared:
             return []
         count = reservation.shared - kept
-        self._make_room(count * (reservation.end - reservation.start))
+        self._make_room(count * self.pool.cost(reservation.all_layers))
         copies: list[Copy] = []
         tables = dict(reservation.tables)
         for window, table in reservation.tables.items():
@@ -162,14 +181,29 @@ class Reservations:
         reservation.tables, reservation.shared = tables, kept
         return copies
 
+    def take_back(self, reservation: Reservation, position: int) -> int:
+        """Let a session go on at ``position``, or before it; returns where, once none of its work is left.
+
+        That is where its own blocks begin, if what it needs has fallen out of a window.
+        """
+        if not _is_lost(reservation, position):
+            return position
+        kept = reservation.shared
+        for window, table in reservation.tables.items():
+            if window is not None:
+                own = table[kept:]
+                self.pool.give(reservation.layers[window], own[own >= 0].tolist())
+                reservation.tables = {**reservation.tables, window: table[:kept]}
+        return min(position, kept * BLOCK_TOKENS)
+
     def close(self, reservation: Reservation, names: Sequence[bytes], tokens: int) -> None:
         """Put all blocks back, but for those that ``names`` name, which are kept for others.
 
         Of the session ``tokens`` tokens are good; blocks after them are not kept.
         """
-        width = reservation.end - reservation.start
+        cost = self.pool.cost(reservation.all_layers)
         kept = reservation.shared
-        self.cached += width * self._prefixes.unpin(reservation.nodes)
+        self.cached += cost * self._prefixes.unpin(reservation.nodes)
         made = []
         full = min(len(names), tokens // BLOCK_TOKENS)
         spare: dict[int | None, list[int]] = {window: [] for window in reservation.tables}
@@ -182,18 +216,18 @@ class Reservations:
                 for window, block in blocks.items():
                     spare[window].append(block)
             else:
-                made.append(Node(key, blocks))
+                made.append(Node(key, blocks, reservation.layers))
             kept = index + 1
         for window, table in reservation.tables.items():
             rest = table[kept:]
             self.pool.give(reservation.layers[window], [*spare[window], *rest[rest >= 0].tolist()])
         for node in reversed(made):  # the first is the last to go: without it the others are of no use
             self._prefixes.add(node)
-        self.cached += width * len(made)
+        self.cached += cost * len(made)
         self._trim()
 
     def resize(self, blocks: int, layers: int) -> None:
-        """Have ``blocks`` in all for ``layers`` layers from now on; nobody but the prefix cache loses any."""
+        """Have ``blocks`` in all from now on, see `BlockPool`; nobody but the prefix cache loses any."""
         self.pool.resize(blocks, layers)
         self._trim()
 
@@ -205,10 +239,6 @@ class Reservations:
                 self._evict(node)
         for layer in layers:
             self.windows.pop(layer, None)
-
-    def heights(self, layers: Iterable[int]) -> dict[int, int]:
-        """For each layer, one more than the highest block in use."""
-        return {layer: self.pool.height(layer) for layer in layers}
 
     def _take(self, reservation: Reservation, window: int | None, count: int) -> NDArray[np.int64]:
         table = reservation.tables[window]
@@ -231,10 +261,16 @@ class Reservations:
                     break
 
     def _evict(self, node: Node) -> None:
-        _, start, end, _ = node.key
         self._prefixes.remove(node)
         for window, block in node.blocks.items():
-            self.pool.give(
-                [layer for layer in range(start, end) if self.windows.get(layer) == window], [block]
-            )
-        self.cached -= end - start
+            self.pool.give(node.layers[window], [block])
+            self.cached -= self.pool.cost(node.layers[window])
+
+
+def _is_lost(reservation: Reservation, position: int) -> bool:
+    """Whether a session that goes on at ``position`` would look at, or write, what has left a window."""
+    for window, table in reservation.tables.items():
+        first = 0 if window is None else max(0, position - window + 1) // BLOCK_TOKENS
+        if (table[first:] < 0).any():
+            return True
+    return False

@@ -53,6 +53,9 @@ class Files(Protocol):
     def path(self, name: str) -> Path:
         """The whole file on this machine, brought here if need be."""
 
+    def fetch(self, name: str, received: Callable[[int], None]) -> Path:
+        """Bring a file here that is not; ``received`` hears how many bytes have come, again and again."""
+
     def directory(self) -> Path:
         """A local directory with the configuration and tokenizer files."""
 
@@ -87,6 +90,10 @@ class LocalFiles:
         if not self.is_here(name):
             raise ModelError(f"{path} is missing: download the model again")
         return path
+
+    def fetch(self, name: str, received: Callable[[int], None]) -> Path:  # noqa: ARG002
+        """Nowhere to bring it from: raises `ModelError`."""
+        return self.path(name)
 
     def directory(self) -> Path:
         """The directory itself."""
@@ -161,7 +168,14 @@ class SafetensorsCheckpoint(Checkpoint):
         missing = [file for file in wanted if not self.files.is_here(file)]
         done, total = 0, sum(sizes[file] for file in missing)
         for file in missing:
-            self.files.path(file)
+            came = 0
+
+            def received(count: int, before: int = done, size: int = sizes[file]) -> None:
+                nonlocal came
+                came += count
+                progress(before + min(came, size), total)
+
+            self.files.fetch(file, received)
             done += sizes[file]
             progress(done, total)
         return total

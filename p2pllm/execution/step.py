@@ -11,12 +11,15 @@ from torch import Tensor
 
 from p2pllm.errors import P2PLLMError, RequestError, SessionError
 from p2pllm.execution.attention import Segment
+from p2pllm.execution.blocks import outputs_layer
+from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.outputs import keep_outputs, to_activation
 from p2pllm.execution.sampler import GREEDY_BELOW, sample, uniform
 from p2pllm.execution.stage import Stage
 from p2pllm.execution.types import Activation, StageOutput
 from p2pllm.execution.work import Outcome, StepTimes, Work
 
-__all__ = ["run_step"]
+__all__ = ["run_step", "settle"]
 
 log = structlog.get_logger()
 
@@ -53,6 +56,12 @@ def run_step(stage: Stage, works: Sequence[Work]) -> tuple[list[Outcome], StepTi
     return [outcomes[index] for index in range(len(works))], times
 
 
+@torch.inference_mode()
+def settle(cache: SessionCache) -> None:
+    """Make the copies that a session still needs."""
+    cache.catch_up()
+
+
 def _run_group(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepTimes) -> list[Outcome]:
     try:
         return _forward(stage, works, inputs, times)
@@ -79,7 +88,10 @@ def _forward(stage: Stage, works: list[Work], inputs: list[Tensor], times: StepT
     rows = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
     hidden = stage.forward(segments, rows, start, end)
     stage.synchronize()
-    is_final = end == stage.layers
+    kept = outputs_layer(end, stage.layers)
+    is_final = kept is None
+    if kept is not None:
+        keep_outputs(works, hidden, kept)
     outcomes = _sample_later(works) if is_final else _hand_on(works, hidden.cpu())
     done = time.perf_counter()
     is_decode = all(work.count == 1 for work in works)
@@ -103,9 +115,9 @@ def _hand_on(works: Sequence[Work], hidden: Tensor) -> list[Outcome]:
     """Hidden states for the next stage."""
     parts = torch.split(hidden, [work.count for work in works])
     if torch.isfinite(hidden).all():
-        return [StageOutput(_to_activation(part), None) for part in parts]
+        return [StageOutput(to_activation(part), None) for part in parts]
     return [
-        StageOutput(_to_activation(part), None)
+        StageOutput(to_activation(part), None)
         if torch.isfinite(part).all()
         else SessionError("the layers gave values that are not finite: their dtype is not usable here")
         for part in parts
@@ -147,8 +159,3 @@ def _inputs(stage: Stage, work: Work) -> Tensor:
     if not torch.isfinite(hidden).all():
         raise RequestError("the hidden states hold values that are not finite")
     return hidden.view(work.inputs.shape).to(stage.dtype)
-
-
-def _to_activation(hidden: Tensor) -> Activation:
-    dtype = str(hidden.dtype).removeprefix("torch.")
-    return Activation(dtype, tuple(hidden.shape), hidden.contiguous().view(torch.uint8).numpy().tobytes())

@@ -52,4 +52,4 @@ class Trial:
             median(times.head_s or 0.0 for times in counted),
         )
         store = self._cache.store
-        return TriedOut(times, store.token_bytes, store.windows)
+        return TriedOut(times, store.token_bytes(range(self._start, self._end)), store.windows)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from p2pllm.execution.tally import Totals
 
 __all__ = ["DTYPES", "Activation", "ExecutorStats", "SamplingParams", "SessionKey", "StageOutput", "runs_of"]
 
@@ -52,7 +54,7 @@ class ExecutorStats:
     ``layer_s`` is the time of one decode step per layer and ``head_s`` that of norm, LM head and sampling;
     ``wait_s`` is what a run is expected to wait before its step starts. A KV block holds 16 tokens of all
     layers of the slice; those cached are kept of past sessions while nobody wants their room, so they count
-    as free.
+    as free. ``totals`` are sums since the start.
     """
 
     layer_s: float
@@ -65,6 +67,7 @@ class ExecutorStats:
     kv_blocks_cached: int
     kv_bytes_used: int
     weight_bytes: int
+    totals: Totals = field(default_factory=Totals)
 
 
 def runs_of(layers: Collection[int]) -> tuple[tuple[int, int], ...]:

@@ -1,31 +1,26 @@
 """What sessions wait for: at most one piece of each session's work in a step, those that decode first.
 
-A long prompt is read piece by piece, as many rows at a time as `Pace` says, and sessions with prompts take
-turns.
+A long prompt is read piece by piece, as many rows at a time as `Pace` says. Prompts take turns between
+owners, and then between an owner's sessions, see `Waiting`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from p2pllm.errors import BusyError, P2PLLMError, SessionError
-from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.job import Job, Session
 from p2pllm.execution.meter import Meter
 from p2pllm.execution.pace import Pace
-from p2pllm.execution.reservations import Reservation
-from p2pllm.execution.types import Activation, SamplingParams, StageOutput
+from p2pllm.execution.tally import Tally, Totals
+from p2pllm.execution.types import Activation, StageOutput
+from p2pllm.execution.waiting import Waiting
 from p2pllm.execution.work import Outcome, Work
 
-__all__ = ["Session", "WorkQueue"]
+__all__ = ["WorkQueue"]
 
-_MAX_WAITING = 1024
-"""Runs that may wait at once; entries are not trusted to hold back."""
-_MAX_ROWS = 1 << 14
-"""Rows that may wait at once, unless it is one run."""
 _PATIENCE_S = 60.0
 """Work that has waited so long for its step is refused: whoever wanted it has gone elsewhere."""
 _WAIT_HALF_LIFE = 5.0
@@ -33,86 +28,51 @@ _TURNS = 10
 """Turns of the event loop after a step in which those that it answered may ask for more."""
 
 
-@dataclass(slots=True, eq=False)
-class Session:
-    """An open session. ``length`` is where it will stand once all its queued work has run."""
-
-    cache: SessionCache
-    reservation: Reservation
-    sampling: SamplingParams | None
-    length: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """Work with the caller that awaits it. The first ``done`` rows have run or are running."""
-
-    session: Session
-    work: Work
-    future: asyncio.Future[StageOutput]
-    queued_at: float
-    done: int = 0
-    parts: list[Activation] = field(default_factory=list)
-
-    @property
-    def left(self) -> int:
-        return self.work.count - self.done
-
-    def next(self, rows: int) -> Work:
-        """The next rows as work of their own."""
-        work, begin = self.work, self.done
-        self.done += rows
-        if rows == work.count:
-            return work
-        return Work(
-            work.cache,
-            work.tables,
-            work.start,
-            work.end,
-            work.position + begin,
-            _rows(work.inputs, begin, begin + rows),
-            None if self.left else work.sampling,
-        )
-
-
 class WorkQueue:
     """Work that waits, and the work of the step that runs. For the event loop's thread."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Session, deque[_Job]] = OrderedDict()
-        self._running: list[_Job] = []
+        self._waiting = Waiting()
+        self._running: list[Job] = []
         self._answered: set[Session] = set()
-        self._runs = self._rows = 0
         self._decoding = self._prefilling = 0
         self._arrived = asyncio.Event()
         self._stopped = False
         self._wait_s = Meter(0.0, half_life=_WAIT_HALF_LIFE)
         self._pace = Pace()
+        self._tally = Tally()
 
     @property
     def waiting(self) -> int:
         """How many runs wait for a step, or for the rest of their steps."""
-        return self._runs
+        return self._waiting.runs
 
     @property
     def running(self) -> int:
         """How many runs are in the step that runs now."""
         return len(self._running)
 
+    @property
+    def totals(self) -> Totals:
+        """What its steps have done so far."""
+        return self._tally.totals
+
     def wait_s(self, now: float) -> float:
         """How long (s) a run is expected to wait before its step starts."""
         return self._wait_s.value(now)
 
-    def check_room(self, rows: int) -> None:
-        """Raise `BusyError` if no more work may wait, or not so much."""
-        if self._runs >= _MAX_WAITING or (self._rows and self._rows + rows > _MAX_ROWS):
-            raise BusyError("too much work is waiting here")
+    def check_room(self, session: Session, rows: int) -> None:
+        """Raise `BusyError` if no more work of the session's owner may wait, or not so much."""
+        self._waiting.check_room(session.owner, rows)
 
     def settled(self, session: Session) -> int:
-        """How many tokens of a session are there and will not be written again by work that waits or runs."""
-        jobs = [job for job in self._running if job.session is session]
-        jobs += self._waiting.get(session, ())
-        return min([session.cache.length, *(job.work.position for job in jobs)])
+        """How many tokens of a session are there and will not be written again by work that waits or runs.
+
+        None are while blocks are still to be copied: these must not be given to others before.
+        """
+        if session.cache.copies:
+            return 0
+        return min([session.cache.length, *(job.work.position for job in self._of(session))])
 
     def add(
         self,
@@ -127,10 +87,8 @@ class WorkQueue:
         start, end = session.reservation.start, session.reservation.end
         cache = session.cache
         work = Work(cache, cache.tables, start, end, position, inputs, sampling)
-        job = _Job(session, work, asyncio.get_running_loop().create_future(), time.monotonic())
-        self._waiting.setdefault(session, deque()).append(job)
-        self._runs += 1
-        self._rows += work.count
+        job = Job(session, work, asyncio.get_running_loop().create_future(), time.monotonic())
+        self._waiting.add(job)
         self._arrived.set()
         return job.future
 
@@ -149,30 +107,35 @@ class WorkQueue:
 
     def finish(self, outcomes: list[Outcome], step_s: float) -> None:
         """Hand out what came of the work last taken, in its order; the step took ``step_s``."""
+        self._tally.stepped(step_s, self._decoding + self._prefilling)
         self._pace.note(self._decoding, self._prefilling, step_s, time.monotonic())
         running, self._running = self._running, []
         for job, outcome in zip(running, outcomes, strict=True):
             if isinstance(outcome, P2PLLMError):
                 job.session.length = min(job.session.length, job.work.cache.length)
-                if job.session in self._waiting and self._waiting[job.session][0] is job:
-                    self._remove(job)
-                _settle(job.future, outcome)
+                if job in self._waiting.of(job.session):
+                    self._waiting.remove(job)
+                job.settle(outcome)
             elif job.left == 0:
-                if job.work.sampling is not None:
+                if job.work.sampling is not None or job.work.count > 1:
                     self._answered.add(job.session)
-                _settle(job.future, _joined(job.parts, outcome))
+                job.settle(outcome)
             elif outcome.activation is not None:
                 job.parts.append(outcome.activation)
 
-    def forget(self, session: Session, reason: str) -> None:
-        """Fail all work of a session with `SessionError`, also what runs."""
-        for job in self._jobs():
-            if job.session is session:
-                _settle(job.future, SessionError(reason))
-        for job in self._waiting.pop(session, ()):
-            self._runs -= 1
-            self._rows -= job.left
+    def forget(self, session: Session, reason: str) -> bool:
+        """Fail all work of a session with `SessionError`, also what runs; returns whether there was any.
+
+        The session's ``length`` is then where it will stand when what runs has run.
+        """
+        jobs = self._of(session)
+        for job in jobs:
+            job.settle(SessionError(reason))
+        for job in list(self._waiting.of(session)):
+            self._waiting.remove(job)
+            session.length = min(session.length, job.work.position + job.done)
         self._answered.discard(session)
+        return bool(jobs)
 
     def stop(self) -> None:
         """Take no more; `fail_all` says so to those who wait."""
@@ -181,95 +144,39 @@ class WorkQueue:
 
     def fail_all(self, reason: str) -> None:
         """Fail all work there is with `SessionError`."""
-        for job in self._jobs():
-            _settle(job.future, SessionError(reason))
+        for job in (*self._running, *self._waiting):
+            job.settle(SessionError(reason))
         self._running = []
-        self._waiting.clear()
-        self._runs = self._rows = 0
+        self._waiting = Waiting()
 
-    def _jobs(self) -> Iterator[_Job]:
-        yield from self._running
-        for jobs in self._waiting.values():
-            yield from jobs
+    def _of(self, session: Session) -> list[Job]:
+        running = [job for job in self._running if job.session is session]
+        return [*running, *self._waiting.of(session)]
 
     async def _wait_for_answered(self) -> None:
-        """Give sessions that were just answered the chance to be in the next step with their next token."""
+        """Give sessions that were just answered the chance to be in the next step with their next token, or
+        the next part of their prompt.
+        """
         for _ in range(_TURNS):
-            if self._waiting.keys() >= self._answered:
+            if self._waiting.sessions >= self._answered:
                 break
             await asyncio.sleep(0)
         self._answered.clear()
 
     def _pieces(self, now: float) -> list[Work]:
-        works = []
-        firsts = [jobs[0] for jobs in self._waiting.values()]
-        decoding = [job for job in firsts if job.work.count == 1]
-        prompts = [job for job in firsts if job.work.count > 1]
-        for job in decoding:
-            works.append(self._piece(job, 1, now))
-        rows = self._pace.rows(now, is_decoding=bool(decoding))
-        for job in prompts:
-            if rows > 0:
-                count = min(job.left, rows)
-                works.append(self._piece(job, count, now))
-                rows -= count
-                if job.session in self._waiting:
-                    self._waiting.move_to_end(job.session)
-        self._decoding = len(decoding)
-        self._prefilling = sum(work.count for work in works) - len(decoding)
-        return works
-
-    def _piece(self, job: _Job, rows: int, now: float) -> Work:
-        if job.done == 0:
-            self._wait_s.add(now - job.queued_at, now)
-        work = job.next(rows)
-        self._rows -= rows
-        if job.left == 0:
-            self._remove(job)
-        self._running.append(job)
-        return work
-
-    def _remove(self, job: _Job) -> None:
-        """Take the first job of a session out of those that wait."""
-        jobs = self._waiting[job.session]
-        jobs.popleft()
-        if not jobs:
-            del self._waiting[job.session]
-        self._runs -= 1
-        self._rows -= job.left
+        decoding = [(job, 1) for job in self._waiting.firsts if job.work.count == 1]
+        prompts = self._waiting.deal(self._pace.rows(now, is_decoding=bool(decoding)))
+        for job, _ in (*decoding, *prompts):
+            if job.done == 0:
+                self._wait_s.add(now - job.queued_at, now)
+                self._tally.waited(now - job.queued_at)
+            self._running.append(job)
+        self._decoding, self._prefilling = len(decoding), sum(rows for _, rows in prompts)
+        return [self._waiting.take(job, rows) for job, rows in (*decoding, *prompts)]
 
     def _refuse_old(self, now: float) -> None:
-        for jobs in list(self._waiting.values()):
-            job = jobs[0]
+        for job in self._waiting.firsts:
             if job.done == 0 and now - job.queued_at > _PATIENCE_S:
-                self._remove(job)
+                self._waiting.remove(job)
                 job.session.length = min(job.session.length, job.session.cache.length)
-                _settle(job.future, BusyError(f"no step was free for {_PATIENCE_S:.0f} s"))
-
-
-def _rows(inputs: Sequence[int] | Activation, begin: int, end: int) -> Sequence[int] | Activation:
-    if not isinstance(inputs, Activation):
-        return inputs[begin:end]
-    count, width = inputs.shape
-    size = len(inputs.data) // count
-    return Activation(inputs.dtype, (end - begin, width), inputs.data[begin * size : end * size])
-
-
-def _joined(parts: Sequence[Activation], last: StageOutput) -> StageOutput:
-    """What came of a run in pieces."""
-    if not parts or last.activation is None:
-        return last
-    everything = [*parts, last.activation]
-    rows = sum(part.shape[0] for part in everything)
-    data = b"".join(part.data for part in everything)
-    return StageOutput(Activation(last.activation.dtype, (rows, *last.activation.shape[1:]), data), None)
-
-
-def _settle(future: asyncio.Future[StageOutput], outcome: Outcome) -> None:
-    """Give a caller its outcome, unless it has left or already knows."""
-    if future.done():
-        return
-    if isinstance(outcome, P2PLLMError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+                job.settle(BusyError(f"no step was free for {_PATIENCE_S:.0f} s"))

@@ -42,6 +42,7 @@ def add_bench(commands: Any) -> None:
     _add_bench_dht(parts)
     _add_bench_decode(parts)
     _add_bench_throughput(parts)
+    _add_bench_recovery(parts)
 
 
 def _add_bench_scheduling(parts: Any) -> None:
@@ -123,6 +124,28 @@ def _add_bench_throughput(parts: Any) -> None:
     )
 
 
+def _add_bench_recovery(parts: Any) -> None:
+    parser = command(
+        parts,
+        "recovery",
+        "what a client sees of the loss of a peer",
+        "Start six peers on loopback that hold every layer twice. Run by run, kill one in the middle of an "
+        "answer (one time in three: freeze it): the first of its chain, one in the middle and the last in "
+        "turn. Measure the pause, how much is computed again and how long the next request waits, and "
+        "compare the tokens with those of the same request without a loss. Takes some 10 minutes.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
+    add_model_flag(parser)
+    parser.add_argument("--runs", type=typed(positive), default=30, metavar="N", help="losses, one a run")
+    parser.add_argument(
+        "--tokens", type=typed(_enough), default=48, metavar="N", help="of each answer, 16 at least"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="9 runs at most, one of each kind: rough figures in 3 minutes"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of when who is lost")
+
+
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
     add_model_flag(parser)
@@ -136,6 +159,12 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def _several(text: str) -> int:
     if positive(text) < 2:
         raise UsageError(f"{text!r} is too few: what lies between two tokens is measured")
+    return int(text)
+
+
+def _enough(text: str) -> int:
+    if positive(text) < 16:
+        raise UsageError(f"{text!r} is too few for a loss in the middle of them")
     return int(text)
 
 

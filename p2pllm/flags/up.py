@@ -82,6 +82,13 @@ def add_up(commands: Any) -> None:
         help="answer only who has one of the keys in this TOML file; see the README",
     )
     parser.add_argument(
+        "--queue-timeout",
+        type=typed(parse_seconds),
+        default=60.0,
+        metavar="SECONDS",
+        help="how long a request to the API waits for its turn, or for layers that nobody serves",
+    )
+    parser.add_argument(
         "--swarm-key-file",
         type=Path,
         metavar="FILE",

@@ -126,9 +126,11 @@ class MetricsBody:
     """What changes with load.
 
     ``spans`` holds at most 3; ``generation`` counts the changes of what the peer is to hold. ``layer_s`` (per
-    layer and step), ``head_s`` and ``wait_s`` are seconds; ``memory_used`` is bytes of weights and KV caches,
-    ``upload`` the bytes/s that real transfers reached (0: not known). ``rho`` gives the one-way latency in
-    seconds to at most 8 likely successors, each named by the first 16 hexadecimal digits of its peer id.
+    layer and step), ``head_s`` and ``wait_s`` are seconds; KV blocks hold 16 tokens in all layers of the
+    slice, and ``cached_kv_blocks`` of the free ones are kept of past sessions; ``memory_used`` is bytes of
+    weights and KV caches, ``upload`` the bytes/s that real transfers reached (0: not known). ``rho`` gives
+    the one-way latency in seconds to at most 8 likely successors, each named by the first 16 hexadecimal
+    digits of its peer id.
     """
 
     kind: ClassVar[Kind] = "metrics"
@@ -141,6 +143,7 @@ class MetricsBody:
     running: int
     waiting: int
     free_kv_blocks: int
+    cached_kv_blocks: int
     memory_used: int
     upload: float
     rho: tuple[tuple[str, float], ...]
@@ -156,6 +159,7 @@ class MetricsBody:
             self.running,
             self.waiting,
             self.free_kv_blocks,
+            self.cached_kv_blocks,
             self.memory_used,
             float(self.upload),
             b"".join(bytes.fromhex(prefix) + _SECONDS.pack(seconds) for prefix, seconds in self.rho),
@@ -164,7 +168,7 @@ class MetricsBody:
     @classmethod
     def parse(cls, packed: object) -> Self:
         """The inverse of ``pack``, for what a stranger sent; RecordError if a field is out of its limits."""
-        fields = Fields(packed, 11)
+        fields = Fields(packed, 12)
         return cls(
             spans=tuple(_span(item) for item in fields.items(3)),
             generation=fields.count(MAX_GENERATION),
@@ -174,6 +178,7 @@ class MetricsBody:
             running=fields.count(),
             waiting=fields.count(),
             free_kv_blocks=fields.count(),
+            cached_kv_blocks=fields.count(),
             memory_used=fields.count(),
             upload=fields.number(),
             rho=_rho(fields.next()),

@@ -3,17 +3,12 @@ terminal.
 """
 
 from p2pllm.serving.allocator import Allocator
-from p2pllm.serving.api import Api
 from p2pllm.serving.client import ApiClient, Figures, api_client
-from p2pllm.serving.completion import Completer
-from p2pllm.serving.generation import Generator
-from p2pllm.serving.keys import ApiKeys
+from p2pllm.serving.entry import SECRET_BYTES, Generator, Network, Router
+from p2pllm.serving.front import Api, ApiKeys, Completer
 from p2pllm.serving.operator import OPERATOR_COMMANDS, Operator
-from p2pllm.serving.prefix import SECRET_BYTES
 from p2pllm.serving.repl import chat_loop, print_answer
-from p2pllm.serving.router import Router
-from p2pllm.serving.session import Network
-from p2pllm.serving.stages import Stages
+from p2pllm.serving.stage import Stages
 from p2pllm.serving.status import Status
 from p2pllm.serving.tables import make_console, print_swarm, ranges, swarm_table
 

@@ -38,6 +38,8 @@ class Allocator:
         many bytes KV caches get beside some slices; ``changed`` is told when the spans are others than
         before.
         """
+        self.loading: float | None = None
+        """Share of the weights that are here of what is being loaded now."""
         self._allocation = allocation
         self._executor = executor
         self._peers = peers
@@ -86,13 +88,15 @@ class Allocator:
         log.info("loading", layers=layers)
         room = self._kv_room(runs_of(self._held() | set(range(piece.start, piece.end))))
         try:
-            await self._executor.load(piece.start, piece.end, kv_bytes=room, progress=_progress_log())
+            await self._executor.load(piece.start, piece.end, kv_bytes=room, progress=self._progress())
         except ModelError as error:
             log.warning("loading_failed", layers=layers, reason=str(error))
             self._allocation.failed(piece, self._clock())
         else:
             log.info("ready", layers=layers, seconds=round(self._clock() - began, 2))
             self._allocation.loaded(piece)
+        finally:
+            self.loading = None
 
     async def _drop(self, piece: Slice) -> None:
         room = self._kv_room(runs_of(self._held() - set(range(piece.start, piece.end))))
@@ -100,19 +104,19 @@ class Allocator:
         log.info("dropped", layers=f"{piece.start}:{piece.end}")
         self._allocation.dropped(piece)
 
+    def _progress(self) -> Callable[[int, int], None]:
+        """Notes how far a load is, and logs each further eighth of it."""
+        logged = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal logged
+            self.loading = done / max(total, 1)
+            eighth = int(8 * self.loading)
+            if eighth > logged:
+                logged = eighth
+                log.info("loading_progress", share=eighth / 8)
+
+        return progress
+
     def _held(self) -> set[int]:
         return {layer for start, end in self._executor.slices for layer in range(start, end)}
-
-
-def _progress_log() -> Callable[[int, int], None]:
-    """Logs each further eighth of the weights."""
-    logged = 0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal logged
-        eighth = 8 * done // max(total, 1)
-        if eighth > logged:
-            logged = eighth
-            log.info("loading_progress", share=eighth / 8)
-
-    return progress

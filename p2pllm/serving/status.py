@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from p2pllm.errors import NoRouteError, RequestError
+from p2pllm.execution import BLOCK_TOKENS
 from p2pllm.records import MetricsBody
 from p2pllm.scheduling import Chain, ModelSize, uncovered
 from p2pllm.serving.cluster_file import cluster_json
-from p2pllm.serving.router import Router
+from p2pllm.serving.entry import RESERVE_AHEAD, Router
+from p2pllm.serving.front import Outlook
 from p2pllm.swarm import PREFIX, PeerState, Swarm, SwarmPlan, latency_of
 
 __all__ = ["Status"]
 
 Json = dict[str, Any]
 
-NO_METRICS = MetricsBody((), 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0, ())
+NO_METRICS = MetricsBody((), 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0.0, ())
 """Of a peer that has not said yet how it does."""
 
 
@@ -26,15 +28,26 @@ class Status:
     """The swarm as one peer sees it. Everything is as of the call."""
 
     def __init__(
-        self, *, model: str, size: ModelSize, parameters: float, swarm: Swarm, router: Router, bootstrap: str
+        self,
+        *,
+        model: str,
+        size: ModelSize,
+        parameters: float,
+        swarm: Swarm,
+        router: Router,
+        bootstrap: str,
+        loading: Callable[[], float | None],
     ) -> None:
-        """``parameters`` are those of one layer; ``bootstrap`` is what the peer was told to join through."""
+        """``parameters`` are those of one layer; ``bootstrap`` is what the peer was told to join through;
+        ``loading`` says what share is here of the layers that it loads now, None if it loads none.
+        """
         self.model = model
         self._size = size
         self._parameters = parameters
         self._swarm = swarm
         self._router = router
         self._bootstrap = bootstrap
+        self._loading = loading
 
     def peers(self) -> tuple[PeerState, ...]:
         """All live peers."""
@@ -50,7 +63,7 @@ class Status:
 
     def swarm(self) -> Json:
         """The body of ``/api/swarm``: ``route`` is the chain that a request would take now, ``contacts`` how
-        many nodes of the DHT this peer knows.
+        many nodes of the DHT this peer knows, ``loading`` the share that is here of the layers it loads.
         """
         now, swarm, peers = time.monotonic(), self._swarm, self.peers()
         route: Chain | None = None
@@ -64,6 +77,7 @@ class Status:
             "self": swarm.own,
             "bootstrap": self._bootstrap,
             "contacts": swarm.contacts,
+            "loading": self._loading(),
             "missing": [list(gap) for gap in self._uncovered(peers)],
             "leader": swarm.leadership.leader,
             "epoch": swarm.leadership.led_epoch,
@@ -91,6 +105,20 @@ class Status:
             rho=latency_of(peers) if facts is None else facts.network,
             today=None if facts is None else facts.today,
         )
+
+    def outlook(self, prompt: int) -> Outlook:
+        """What a request of so many prompt tokens would meet now."""
+        peers = self.peers()
+        if missing := self._uncovered(peers):
+            return Outlook(missing=missing)
+        blocks = -(-(prompt + RESERVE_AHEAD) // BLOCK_TOKENS)
+        try:
+            chain = self._router.chain(expected_tokens=RESERVE_AHEAD, kv_blocks=blocks, preview=True)
+        except NoRouteError:
+            return Outlook(has_room=False)
+        waits = {state.peer: state.metrics.wait_s for state in peers if state.metrics is not None}
+        wait_s = sum(waits.get(stage.peer, 0.0) for stage in chain.stages)
+        return Outlook(work_s=max(0.0, chain.latency_s - wait_s), wait_s=wait_s)
 
     def stages(self, chain: Chain) -> list[Json]:
         """The stages of a chain with the regions of their peers."""
@@ -151,6 +179,7 @@ def _peer_json(state: PeerState, layers: int, now: float) -> Json:
         "running": metrics.running,
         "waiting": metrics.waiting,
         "free_kv_blocks": metrics.free_kv_blocks,
+        "cached_kv_blocks": metrics.cached_kv_blocks,
         "upload": metrics.upload,
         "generation": metrics.generation,
         "rho": dict(metrics.rho),

@@ -15,7 +15,7 @@ __all__ = ["make_console", "print_swarm", "ranges", "swarm_table"]
 
 
 WIDE = 100
-"""Columns from which on a terminal has room for the hardware."""
+"""Columns from which on a terminal has room for KV blocks and the hardware."""
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -29,13 +29,15 @@ def ranges(spans: Iterable[tuple[int, int]]) -> str:
 
 
 def print_swarm(console: Console, swarm: dict[str, Any]) -> None:
-    """Print the body of ``/api/swarm`` as a table: peer, region, layers, τ, memory; hardware if it fits."""
+    """Print the body of ``/api/swarm`` as a table: peer, region, layers, τ, memory; KV blocks and
+    hardware if they fit.
+    """
     console.print(swarm_table(console, swarm))
 
 
 def swarm_table(console: Console, swarm: dict[str, Any]) -> Table:
     """What ``print_swarm`` prints."""
-    with_hardware = console.width >= WIDE
+    is_wide = console.width >= WIDE
     title = f"{swarm['model']} · {swarm['layers']} layers · swarm {swarm['swarm'][:8]}"
     missing = ranges(swarm["missing"])
     table = Table(
@@ -48,7 +50,8 @@ def swarm_table(console: Console, swarm: dict[str, Any]) -> Table:
         table.add_column(heading)
     for heading in ("τ", "memory"):
         table.add_column(heading, justify="right")
-    if with_hardware:
+    if is_wide:
+        table.add_column("KV blocks")
         table.add_column("hardware")
     for peer in sorted(swarm["peers"], key=_place):
         spans = (
@@ -56,14 +59,16 @@ def swarm_table(console: Console, swarm: dict[str, Any]) -> Table:
             for span in peer["spans"]
         )
         what = "leaving" if peer["leaving"] else "paused" if peer["paused"] else "no layers yet"
-        cells = (
+        cells = [
             peer["peer"][:8] + (" (this one)" if peer["peer"] == swarm["self"] else ""),
             peer["region"],
             ", ".join(spans) or what,
             f"{peer['tau_s'] * 1000:.1f} ms" if peer["tau_s"] else "–",
             f"{format_bytes(peer['memory_used'])} of {format_bytes(peer['memory_bytes'])}",
-        )
-        table.add_row(*map(Text, cells), *([Text(peer["hardware"])] if with_hardware else []))
+        ]
+        if is_wide:
+            cells += [f"{peer['free_kv_blocks']} free, {peer['cached_kv_blocks']} cached", peer["hardware"]]
+        table.add_row(*map(Text, cells))
     return table
 
 

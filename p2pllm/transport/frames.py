@@ -16,7 +16,8 @@ import msgpack
 
 from p2pllm.errors import FrameError
 from p2pllm.records import MAX_RECORD_BYTES
-from p2pllm.transport.messages import MAX_PREFIX_BYTES, Message
+from p2pllm.transport.fields import MAX_PREFIX_BYTES
+from p2pllm.transport.messages import Message
 from p2pllm.transport.schema import Check
 
 __all__ = ["DEFAULT_LIMITS", "Limits", "decode", "encode"]

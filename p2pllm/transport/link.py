@@ -75,7 +75,8 @@ class Link:
         self._on_message = on_message
         self._on_down = on_down
         self._sockets: dict[Socket, sockets.socket] = {}
-        self._gauge = Gauge()
+        self.gauge = Gauge()
+        """How fast large frames get to the peer."""
         self._quota = Quota(_WORK_S, _WORK_PERIOD_S)
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_FRAMES)
         self._outbox_bytes = 0
@@ -84,11 +85,6 @@ class Link:
         self._pings: dict[int, asyncio.Future[float]] = {}
         self._ended = ""
         """Why the link ended; empty while it is up."""
-
-    @property
-    def upload(self) -> float:
-        """Bytes per second at which large frames get to the peer; 0 if there were none."""
-        return self._gauge.value
 
     @property
     def full(self) -> bool:
@@ -158,7 +154,7 @@ class Link:
             raise LinkError(f"peer {self.peer[:8]} did not answer a ping within {timeout:g} s") from None
         finally:
             del self._pings[nonce]
-        self._gauge.pinged(seconds)
+        self.gauge.pinged(seconds)
         return seconds
 
     async def close(self, reason: str) -> None:
@@ -211,7 +207,7 @@ class Link:
             now, answered = time.perf_counter(), self._pings.get(message.nonce)
             if answered is not None and not answered.done():
                 answered.set_result(now)
-            self._gauge.answered(message.nonce, now)
+            self.gauge.answered(message.nonce, now)
         else:
             self._on_message(self.peer, message)
 
@@ -237,7 +233,7 @@ class Link:
         """Send a frame, and behind a large one a ping that tells when it has arrived."""
         large = len(frame) >= _LARGE_BYTES
         nonce = secrets.randbits(64) if large else 0
-        is_timed = large and self._gauge.sent(nonce, len(frame), time.perf_counter())
+        is_timed = large and self.gauge.sent(nonce, len(frame), time.perf_counter())
         await socket.send_bytes(frame)
         if is_timed:
             await socket.send_bytes(encode(Ping(nonce), self._limits))

@@ -101,8 +101,13 @@ class Links:
 
         The middle, because single peers may be slow at their end, or lie.
         """
-        known = [link.upload for link in self._links.values() if link.upload > 0.0]
+        known = [link.gauge.value for link in self._links.values() if link.gauge.value > 0.0]
         return statistics.median(known) if known else 0.0
+
+    def upload_to(self, peer: PeerId) -> float:
+        """Bytes per second at which a large frame gets to a peer that is not busy; 0: not known."""
+        link = self._links.get(peer)
+        return link.gauge.unhindered if link is not None else 0.0
 
     def peers(self) -> set[PeerId]:
         """Return whom there is a link to."""

@@ -12,30 +12,31 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
 from p2pllm.errors import FrameError
-from p2pllm.identity import PeerId
 from p2pllm.records import MAX_RECORD_BYTES
-from p2pllm.transport.schema import (
-    binary,
-    boolean,
-    choice,
-    integer,
-    integers,
-    items,
-    matching,
-    octets,
-    printable,
-    real,
-    row,
-    rows_of,
+from p2pllm.transport.fields import (
+    ENTRY_STAGE,
+    HASH_BYTES,
+    INT32,
+    ITEM_BYTES,
+    MAX_GOSSIP_RECORDS,
+    Count,
+    Flag,
+    Generation,
+    Nonce,
+    Peer,
+    PeerOrNone,
+    Prefix,
+    Reason,
+    SessionId,
+    StageIndex,
+    Stages,
+    TokenIds,
+    check_chain,
 )
+from p2pllm.transport.rows import ROUNDED, packed_bytes
+from p2pllm.transport.schema import binary, choice, integer, integers, items, octets, real, rows_of
 
 __all__ = [
-    "ENTRY_STAGE",
-    "HASH_BYTES",
-    "MAX_CHUNK_TOKENS",
-    "MAX_GOSSIP_RECORDS",
-    "MAX_PREFIX_BYTES",
-    "MAX_STAGES",
     "Close",
     "Failed",
     "Gossip",
@@ -46,100 +47,117 @@ __all__ = [
     "Ping",
     "Pong",
     "Renew",
+    "Replay",
+    "Reroute",
+    "Resume",
     "Token",
     "Tokens",
+    "Where",
 ]
-
-MAX_STAGES = 64
-"""Stages in a chain."""
-
-MAX_CHUNK_TOKENS = 4096
-"""Tokens in one prefill chunk."""
-
-MAX_GOSSIP_RECORDS = 64
-"""Records in one Gossip: what fits a frame's header."""
-
-HASH_BYTES = 8
-"""Of the name of a KV block, which stands for all tokens up to the end of the block."""
-
-MAX_PREFIX_BYTES = 32 * 1024
-"""Names of blocks in one message: of 65,536 tokens."""
-
-ENTRY_STAGE = -1
-"""The ``stage`` of a Token that is meant for the entry."""
-
-_INT32 = 2**31 - 1
-_LAYERS = 4096
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-_peer_or_none = matching(r"([0-9a-f]{40})?", "a peer id of 40 hex digits or nothing")
-_peer_id = matching(r"[0-9a-f]{40}", "a peer id of 40 hex digits")
-_layer = integer(0, _LAYERS)
-_count = integer(0, _INT32)
-
-_Peer: TypeAlias = Annotated[PeerId, _peer_id]
-_PeerOrNone: TypeAlias = Annotated[str, _peer_or_none]
-_Session: TypeAlias = Annotated[str, matching(r"[0-9A-Za-z_-]{1,64}", "a session id")]
-_StageIndex: TypeAlias = Annotated[int, integer(0, MAX_STAGES - 1)]
-_Count: TypeAlias = Annotated[int, _count]
-_TokenIds: TypeAlias = Annotated[tuple[int, ...], integers(0, _INT32, MAX_CHUNK_TOKENS, least=1)]
-_Flag: TypeAlias = Annotated[bool, boolean]
-_Reason: TypeAlias = Annotated[str, printable(300)]
-_Prefix: TypeAlias = Annotated[bytes, rows_of(HASH_BYTES, MAX_PREFIX_BYTES)]
-_Nonce: TypeAlias = Annotated[int, integer(0, 2**64 - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Entry → each stage: reserve KV for ``reserve`` tokens and learn the whole chain.
+    """Entry → each new stage: reserve KV for ``reserve`` tokens and learn the whole chain.
 
     ``stages`` are (peer, start, end) from layer 0 on without gaps, ``stage`` is the receiver's index in them.
-    ``limit`` is the position of the last token that may be generated, ``lease_s`` how long the session lives
-    without a Renew. ``prefix`` names the full blocks of what is to be fed, ``upstream`` (8 bytes) what hidden
-    states depend on besides: a stage may use blocks that it has kept for this entry under the same names.
+    ``generation`` counts the chains that the session has had: frames of another one than the receiver's are
+    dropped. ``limit`` is the position of the last token that may be generated, ``lease_s`` how long the
+    session lives without a Renew. ``prefix`` names the full blocks of what is to be fed, ``upstream`` (8
+    bytes) what hidden states depend on besides: a stage may use blocks that it has kept for this entry under
+    the same names.
     """
 
     kind: ClassVar[int] = 1
-    session: _Session
-    stage: _StageIndex
-    stages: Annotated[tuple[tuple[PeerId, int, int], ...], items(row(_peer_id, _layer, _layer), MAX_STAGES)]
-    entry: _Peer
-    reserve: _Count
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
+    stages: Stages
+    entry: Peer
+    reserve: Count
     temperature: Annotated[float, real(0.0, 1000.0)]
     top_p: Annotated[float, real(0.0, 1.0)]
-    top_k: _Count
+    top_k: Count
     seed: Annotated[int, integer(-(2**63), 2**64 - 1)]
-    eos: Annotated[tuple[int, ...], integers(0, _INT32, 64)]
-    limit: _Count
+    eos: Annotated[tuple[int, ...], integers(0, INT32, 64)]
+    limit: Count
     lease_s: Annotated[float, real(0.0, 3600.0)]
-    prefix: _Prefix = b""
+    prefix: Prefix = b""
     upstream: Annotated[bytes, rows_of(HASH_BYTES, HASH_BYTES, least=HASH_BYTES)] = bytes(HASH_BYTES)
 
     def __post_init__(self) -> None:
-        reached = 0
-        for _, start, end in self.stages:
-            if start != reached or end <= start:
-                raise FrameError("the stages of a chain follow each other from layer 0 without gaps")
-            reached = end
-        if self.stage >= len(self.stages):
-            raise FrameError(f"stage {self.stage} of a chain of {len(self.stages)}")
+        check_chain(self.stages, self.stage)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Stage → entry: the answer to Open.
+    """Stage → entry: the answer to Open, Reroute and Where.
 
-    ``reason`` says why not; ``unreached`` names the next stage's peer if it is that one that cannot be
-    reached from here. ``cached`` is how many of the first tokens need not be fed here.
+    ``held`` is how many of the first tokens need not be fed here, ``step_s`` how long the last decode step
+    took here (s), or has been taking until now; 0 if there was none.
     """
 
     kind: ClassVar[int] = 2
-    session: _Session
-    stage: _StageIndex
-    ok: _Flag
-    reason: _Reason
-    unreached: _PeerOrNone = ""
-    cached: _Count = 0
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
+    held: Count
+    step_s: Annotated[float, real(0.0, 1e9)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reroute:
+    """Entry → each stage that stays: stop, take back what is cached from position ``resume`` on, and learn
+    the chain of the next generation. The receiver's layers stay what they were.
+    """
+
+    kind: ClassVar[int] = 12
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
+    stages: Stages
+    resume: Count
+
+    def __post_init__(self) -> None:
+        check_chain(self.stages, self.stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Entry → each stage, once all have answered: send the next stage what it lacks, from ``forward_from``
+    on, first of what was sent before, then of what is computed.
+    """
+
+    kind: ClassVar[int] = 13
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
+    forward_from: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Entry → stage: go on, and send what was sent for positions [``start``, ``end``) to another one too."""
+
+    kind: ClassVar[int] = 15
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
+    peer: Peer
+    to_stage: StageIndex
+    to_generation: Generation
+    start: Count
+    end: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Entry → stage: how far are you?"""
+
+    kind: ClassVar[int] = 14
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,28 +168,34 @@ class Tokens:
     """
 
     kind: ClassVar[int] = 3
-    session: _Session
-    stage: _StageIndex
-    position: _Count
-    tokens: _TokenIds
-    sample: _Flag
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
+    position: Count
+    tokens: TokenIds
+    sample: Flag
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Stage → next stage: hidden states from ``position`` on; ``data`` is row-major, little-endian."""
+    """Stage → next stage: hidden states from ``position`` on; ``data`` is row-major, little-endian, or as
+    `pack_rows` rounds it.
+    """
 
     kind: ClassVar[int] = 4
-    session: _Session
-    stage: _StageIndex
-    position: _Count
-    sample: _Flag
-    dtype: Annotated[str, choice(*_ITEM_BYTES)]
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
+    position: Count
+    sample: Flag
+    dtype: Annotated[str, choice(*ITEM_BYTES, ROUNDED)]
     shape: Annotated[tuple[int, ...], items(integer(1, 2**24), 3, least=1)]
     data: Annotated[bytes, binary]
 
     def __post_init__(self) -> None:
-        if math.prod(self.shape) * _ITEM_BYTES[self.dtype] != len(self.data):
+        is_rounded = self.dtype == ROUNDED
+        size = packed_bytes(self.shape) if is_rounded else math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        if size != len(self.data):
             raise FrameError(f"{len(self.data)} bytes are no {self.dtype} tensor of shape {list(self.shape)}")
 
 
@@ -183,22 +207,30 @@ class Token:
     """
 
     kind: ClassVar[int] = 5
-    session: _Session
+    session: SessionId
     stage: Annotated[int, integer(ENTRY_STAGE, 0)]
-    position: _Count
-    token: _Count
+    generation: Generation
+    position: Count
+    token: Count
     final: Annotated[str, choice("", "stop", "length")]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Stage → entry: this session cannot go on here; ``unreached`` as in Opened."""
+    """Stage → entry: this session cannot go on here.
+
+    With "unreached" ``peer``, a neighbour in the chain, cannot be reached from here; with "leaving" this peer
+    goes soon. In both cases the stage waits for a Reroute with all that it holds, and in the second it works
+    meanwhile. Otherwise it has freed everything: it was too "busy", or something is wrong ("broken").
+    """
 
     kind: ClassVar[int] = 6
-    session: _Session
-    stage: _StageIndex
-    reason: _Reason
-    unreached: _PeerOrNone = ""
+    session: SessionId
+    stage: StageIndex
+    generation: Generation
+    cause: Annotated[str, choice("broken", "busy", "leaving", "unreached")]
+    reason: Reason
+    peer: PeerOrNone = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +240,8 @@ class Close:
     """
 
     kind: ClassVar[int] = 7
-    session: _Session
-    prefix: _Prefix = b""
+    session: SessionId
+    prefix: Prefix = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +249,7 @@ class Renew:
     """Entry → stages: the session lives for another lease."""
 
     kind: ClassVar[int] = 8
-    session: _Session
+    session: SessionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +257,7 @@ class Ping:
     """Asks for a Pong with the same nonce; the link itself answers."""
 
     kind: ClassVar[int] = 9
-    nonce: _Nonce
+    nonce: Nonce
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +265,7 @@ class Pong:
     """Answers a Ping."""
 
     kind: ClassVar[int] = 10
-    nonce: _Nonce
+    nonce: Nonce
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,4 +276,20 @@ class Gossip:
     records: Annotated[tuple[bytes, ...], items(octets(MAX_RECORD_BYTES), MAX_GOSSIP_RECORDS)]
 
 
-Message: TypeAlias = Open | Opened | Tokens | Hidden | Token | Failed | Close | Renew | Ping | Pong | Gossip
+Message: TypeAlias = (
+    Open
+    | Opened
+    | Reroute
+    | Resume
+    | Replay
+    | Where
+    | Tokens
+    | Hidden
+    | Token
+    | Failed
+    | Close
+    | Renew
+    | Ping
+    | Pong
+    | Gossip
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 __all__ = ["Gauge", "Quota"]
 
@@ -10,6 +11,9 @@ _FADE = 0.9
 """Of what was counted, with each transfer: the last dozen or so count."""
 
 _MAX_WAITING = 64
+
+_LATEST = 16
+_LEAST = 4
 
 
 class Quota:
@@ -43,11 +47,21 @@ class Gauge:
         self._arrived = -math.inf
         self._bytes = 0.0
         self._seconds = 0.0
+        self._latest: deque[float] = deque(maxlen=_LATEST)
 
     @property
     def value(self) -> float:
         """Bytes per second of past frames; 0 before the first."""
         return self._bytes / self._seconds if self._seconds > 0.0 else 0.0
+
+    @property
+    def unhindered(self) -> float:
+        """Bytes per second that one of four frames reached lately; 0 before the fourth.
+
+        What held up the others need not be the way: the peer may have been busy, or asleep.
+        """
+        known = sorted(self._latest)
+        return known[3 * len(known) // 4] if len(known) >= _LEAST else 0.0
 
     def pinged(self, seconds: float) -> None:
         """Learn how long a ping by itself took to be answered."""
@@ -68,6 +82,7 @@ class Gauge:
         round_trip = self._round_trip if math.isfinite(self._round_trip) else 0.0
         began = max(sent + round_trip, self._arrived)
         self._arrived = now
+        self._latest.append(size / (now - began) if now > began else math.inf)
         if now > began:
             self._bytes = _FADE * self._bytes + size
             self._seconds = _FADE * self._seconds + now - began

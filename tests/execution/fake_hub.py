@@ -20,11 +20,17 @@ COMMIT = "c0ffee" * 6 + "0000"
 
 @dataclass
 class FakeHub:
-    """``ranges`` has (file, bytes sent) of range requests, ``downloads`` the files that were sent whole."""
+    """``ranges`` has (file, bytes sent) of range requests, ``downloads`` the files that were sent whole.
+
+    The connection is cut once in the middle of each file in ``cut``, and a byte of those in ``damaged`` is
+    another the first time.
+    """
 
     url: str
     ranges: list[tuple[str, int]] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)
+    cut: set[str] = field(default_factory=set)
+    damaged: set[str] = field(default_factory=set)
 
 
 @contextmanager
@@ -41,7 +47,7 @@ def serve_hub(directory: Path) -> Iterator[FakeHub]:
             path = self.path.partition("?")[0]
             files = sorted(path.name for path in directory.iterdir())
             if re.fullmatch(rf"/api/models/{REPO}(/revision/\w+)?", path):
-                siblings = [{"rfilename": name} for name in files]
+                siblings = [_sibling(directory / name) for name in files]
                 self._send(json.dumps({"id": REPO, "sha": COMMIT, "siblings": siblings}).encode())
             elif path.startswith(f"/api/models/{REPO}/tree/"):
                 tree = [
@@ -62,6 +68,9 @@ def serve_hub(directory: Path) -> Iterator[FakeHub]:
 
         def _send_file(self, name: str) -> None:
             content = (directory / name).read_bytes()
+            if name in hub.damaged and self.command == "GET" and "Range" not in self.headers:
+                hub.damaged.remove(name)
+                content = content[:-1] + bytes([content[-1] ^ 1])
             headers = {
                 "X-Repo-Commit": COMMIT,
                 "ETag": f'"{_oid(directory / name)}"',
@@ -86,6 +95,11 @@ def serve_hub(directory: Path) -> Iterator[FakeHub]:
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command == "GET":
+                name = self.path.rpartition("/")[2]
+                if name in hub.cut and status == 200:
+                    hub.cut.remove(name)
+                    content = content[: len(content) // 2]
+                    self.close_connection = True
                 self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
@@ -103,5 +117,17 @@ def serve_hub(directory: Path) -> Iterator[FakeHub]:
         thread.join()
 
 
+def _sibling(path: Path) -> dict[str, object]:
+    lfs = {"sha256": _oid(path), "size": path.stat().st_size, "pointerSize": 134}
+    return {"rfilename": path.name, "size": path.stat().st_size} | ({"lfs": lfs} if _is_large(path) else {})
+
+
+def _is_large(path: Path) -> bool:
+    return path.suffix == ".safetensors"
+
+
 def _oid(path: Path) -> str:
+    """The SHA-256 of large files, which the hub keeps with Git LFS, and git's kind of name for others."""
+    if _is_large(path):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()

@@ -73,5 +73,5 @@ def test_any_order_of_takes_and_gives() -> None:
             cells |= taken
             held.append((layers, numbers))
         assert pool.free == 120 - len(cells)
-        for layer in range(4):
-            assert pool.height(layer) == max((n + 1 for at, n in cells if at == layer), default=0)
+        used = {layer for layer, _ in cells}
+        assert pool.heights() == {it: max(n + 1 for at, n in cells if at == it) for it in used}

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from p2pllm.errors import BusyError, ModelError, SessionError
-from p2pllm.execution import Checkpoint, Executor, SamplingParams, open_checkpoint
+from p2pllm.execution import Activation, Checkpoint, Executor, SamplingParams, open_checkpoint
 from p2pllm.execution.safetensors_files import SafetensorsCheckpoint
 
 PROMPT = [5, 17, 42, 8, 99, 23, 61]
@@ -194,7 +194,8 @@ async def test_dropped_layers_end_their_sessions_and_are_gone(tiny: tuple[Checkp
             with pytest.raises(SessionError, match="not open"):
                 await executor.run((name, 0), 0, PROMPT, sample=False)
         assert executor.sessions(0, 4) == 1
-        assert executor.stats().kv_blocks_free * 2 == 64 - 2, "blocks per layer, of two layers"
+        # Of two layers, and the outputs of the lower one, which a session of the upper one does not keep.
+        assert executor.stats().kv_blocks_free == (64 - 2) // 3
         executor.release(("high", 0))
         gc.collect()
         gone = {name for name, value in weights.items() if value() is None}
@@ -267,11 +268,11 @@ async def test_closing_stops_a_load_at_its_next_tensor(tiny: tuple[Checkpoint, A
 async def test_the_pool_may_shrink_below_what_sessions_have(
     tiny: tuple[Checkpoint, Any], reads: Reads
 ) -> None:
-    async with holding(tiny[0], (0, 2)) as executor:
+    async with holding(tiny[0], (2, 4)) as executor:
         for name in "abcdefgh":
-            executor.reserve((name, 0), start=0, end=2, tokens=64)  # 8 blocks each: all 64
+            executor.reserve((name, 0), start=2, end=4, tokens=64)  # 8 blocks each: all 64
         reads.gate.clear()
-        loading = asyncio.create_task(executor.load(2, 4, kv_bytes=16 * BLOCK_BYTES))
+        loading = asyncio.create_task(executor.load(0, 2, kv_bytes=16 * BLOCK_BYTES))
         await asyncio.sleep(0)
         assert executor.stats().kv_blocks_total == 8, "its memory is for weights from the start"
         reads.gate.set()
@@ -280,10 +281,10 @@ async def test_the_pool_may_shrink_below_what_sessions_have(
         for name in "abcdef":
             executor.release((name, 0))
             with pytest.raises(BusyError):
-                executor.reserve(("new", 0), start=2, end=3, tokens=1)
+                executor.reserve(("new", 0), start=0, end=1, tokens=1)
         executor.release(("g", 0))
         executor.reserve(("new", 0), start=0, end=4, tokens=32)
-        await executor.run(("h", 0), 0, PROMPT, sample=False)
+        await executor.run(("h", 0), 0, Activation("float32", (1, 64), bytes(64 * 4)), sample=False)
         executor.release(("h", 0))
         assert executor.stats().kv_blocks_free == 2
 

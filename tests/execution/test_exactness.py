@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ QUESTIONS = ["Why is the sky blue?", "Write one line about the sea."]
 @pytest.fixture(scope="module", params=CUTS, ids=lambda cuts: f"{len(cuts) - 1}-stages")
 def stages(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> list[Slice]:
     cuts: tuple[int, ...] = request.param
+    gc.collect()  # modules refer to each other: half a gigabyte of those before would stay
     return [load_slice(checkpoint, start, end) for start, end in pairwise(cuts)]
 
 
@@ -36,6 +38,34 @@ def prompts(checkpoint: Checkpoint) -> list[list[int]]:
 def whole_logits(reference: Reference, tokens: list[int]) -> torch.Tensor:
     logits: torch.Tensor = reference.model(torch.tensor([tokens])).logits[0]
     return logits
+
+
+def test_bfloat16_stays_close(checkpoint: Checkpoint, prompts: list[list[int]], reference: Reference) -> None:
+    halves = [load_slice(checkpoint, a, b, "bfloat16") for a, b in ((0, 15), (15, 30))]
+    logits = Chain(halves, sessions=1).step({0: prompts[0]})[0]
+    expected = whole_logits(reference, prompts[0])
+    assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.99
+
+
+def test_a_part_of_a_slice(checkpoint: Checkpoint, prompts: list[list[int]], reference: Reference) -> None:
+    """Chains may use only some layers of a slice, and visit a peer twice. The slice was loaded piece by
+    piece.
+    """
+    from p2pllm.execution.attention import Segment
+    from p2pllm.execution.kv import private_caches
+
+    gc.collect()
+    loader = Loader(checkpoint, dtype="float32", device="cpu")
+    loader.load(10, 30)
+    loader.stage.retain(range(20, 30))
+    loader.load(0, 30)
+    whole = loader.stage
+    (cache,) = private_caches([64])
+    hidden = torch.tensor(prompts[0])
+    for start, end in ((0, 3), (3, 17), (17, 18), (18, 30)):
+        segment = Segment(cache, 0, len(prompts[0]))
+        hidden = whole.forward([segment], hidden, start, end)
+    torch.testing.assert_close(whole.logits(hidden), whole_logits(reference, prompts[0]), atol=1e-4, rtol=0)
 
 
 def test_logits_of_a_ragged_batch_in_chunks(
@@ -78,30 +108,3 @@ def test_going_back_forgets_what_came_after(stages: list[Slice], prompts: list[l
     chain.step({0: [77] * 5})
     chain.lengths[0] = 10
     assert torch.equal(chain.step({0: prompts[0][10:20]})[0], expected)
-
-
-def test_a_part_of_a_slice(checkpoint: Checkpoint, prompts: list[list[int]], reference: Reference) -> None:
-    """Chains may use only some layers of a slice, and visit a peer twice. The slice was loaded piece by
-    piece.
-    """
-    from p2pllm.execution.attention import Segment
-    from p2pllm.execution.kv import private_caches
-
-    loader = Loader(checkpoint, dtype="float32", device="cpu")
-    loader.load(10, 30)
-    loader.stage.retain(range(20, 30))
-    loader.load(0, 30)
-    whole = loader.stage
-    (cache,) = private_caches([64])
-    hidden = torch.tensor(prompts[0])
-    for start, end in ((0, 3), (3, 17), (17, 18), (18, 30)):
-        segment = Segment(cache, 0, len(prompts[0]))
-        hidden = whole.forward([segment], hidden, start, end)
-    torch.testing.assert_close(whole.logits(hidden), whole_logits(reference, prompts[0]), atol=1e-4, rtol=0)
-
-
-def test_bfloat16_stays_close(checkpoint: Checkpoint, prompts: list[list[int]], reference: Reference) -> None:
-    halves = [load_slice(checkpoint, a, b, "bfloat16") for a, b in ((0, 15), (15, 30))]
-    logits = Chain(halves, sessions=1).step({0: prompts[0]})[0]
-    expected = whole_logits(reference, prompts[0])
-    assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.99

@@ -39,10 +39,11 @@ def empty(checkpoint: Checkpoint) -> Executor:
 async def executor(
     checkpoint: Checkpoint, start: int = 0, end: int = LAYERS, blocks: int = 64
 ) -> AsyncIterator[Executor]:
-    """A loaded executor with room for ``blocks`` blocks of all its layers."""
+    """A loaded executor with room for ``blocks`` blocks of all its layers, and of outputs that it sends."""
     made = empty(checkpoint)
+    width = end - start + (end < LAYERS)  # an output is as large as keys and values of a layer
     try:
-        await made.load(start, end, kv_bytes=blocks * (end - start) * BLOCK_BYTES)
+        await made.load(start, end, kv_bytes=blocks * width * BLOCK_BYTES)
         yield made
     finally:
         await made.close()
@@ -150,7 +151,7 @@ async def test_blocks_are_counted(tiny: tuple[Checkpoint, Any]) -> None:
         assert stage.stats().kv_blocks_total == 4
         stage.reserve(("a", 0), start=0, end=4, tokens=17, sampling=GREEDY)
         assert stage.stats().kv_blocks_free == 2
-        stage.reserve(("half", 0), start=0, end=2, tokens=32)
+        stage.reserve(("half", 0), start=0, end=2, tokens=16)  # and outputs: 3 blocks
         assert stage.stats().kv_blocks_free == 1
         with pytest.raises(BusyError):
             stage.reserve(("b", 0), start=0, end=4, tokens=17)

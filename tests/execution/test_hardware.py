@@ -10,6 +10,7 @@ import torch
 
 from p2pllm.errors import UsageError
 from p2pllm.execution import choose_device, default_dtype, default_threads, hardware, probe
+from p2pllm.execution.measured import MAX_AGE_S, MAX_KINDS, recall, remember
 
 
 def test_probe_of_the_cpu() -> None:
@@ -18,6 +19,63 @@ def test_probe_of_the_cpu() -> None:
     assert 0 < found.memory_bytes <= psutil.virtual_memory().total
     assert 0 < found.flops < float("inf")
     assert 0 < found.bandwidth < float("inf")
+
+
+def test_speed_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured: list[str] = []
+
+    def measure(device: str, *_: object) -> float:
+        measured.append(device)
+        return 7e9
+
+    monkeypatch.setattr(hardware, "_measure_flops", measure)
+    monkeypatch.setattr(hardware, "_measure_bandwidth", measure)
+    clock = [1e9]
+    monkeypatch.setattr(hardware.time, "time", lambda: clock[0])
+    path = tmp_path / "hardware.json"
+
+    def times(threads: int = 1) -> int:
+        before = len(measured)
+        assert probe("cpu", threads, path).flops == 7e9
+        return (len(measured) - before) // 2
+
+    assert [times(), times(), times(threads=2), times()] == [1, 0, 1, 0]
+    clock[0] += MAX_AGE_S + 1
+    assert [times(), times()] == [1, 0]
+    clock[0] -= 10  # a clock that was set back
+    assert times() == 1
+    monkeypatch.setattr(hardware.os, "cpu_count", lambda: 77)
+    assert [times(), times()] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"a": 1}',
+        b'{"a": [1, 2]}',
+        b'{"a": [0, 1, 2]}',
+        b'{"a": [1, NaN, 2]}',
+        b"[" * 9999,
+    ],
+)
+def test_files_that_make_no_sense(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "hardware.json"
+    path.write_bytes(content)
+    assert recall(path, "a", 10.0) is None
+    remember(path, "a", 1.0, 2.0, 5.0)
+    assert recall(path, "a", 10.0) == (1.0, 2.0)
+
+
+def test_a_file_knows_so_many_machines(tmp_path: Path) -> None:
+    path = tmp_path / "hardware.json"
+    for number in range(MAX_KINDS + 1):
+        remember(path, str(number), 1.0, 2.0, 100.0 + number)
+    assert [recall(path, kind, 200.0) is None for kind in ("0", "1", str(MAX_KINDS))] == [True, False, False]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["hardware.json"]
+    remember(tmp_path / "absent" / "hardware.json", "a", 1.0, 2.0, 5.0)  # a disk that does not take it
 
 
 def test_memory_stays_within_the_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,8 +121,9 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert choose_device(None) == "cpu"
-    with pytest.raises(UsageError, match="--device cuda: this machine has cpu"):
-        choose_device("cuda")
+    for absent in ("cuda", "cuda:0", "mps", "gpu", ""):
+        with pytest.raises(UsageError, match=f"--device {absent}: this machine has cpu"):
+            choose_device(absent)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device(None) == "cuda:0"
     assert choose_device("cuda") == "cuda:0"

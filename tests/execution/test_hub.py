@@ -33,9 +33,10 @@ def in_a_process(hub: str, cache: Path, code: str, repo: str = REPO) -> str:
     environment = os.environ | {
         "HF_ENDPOINT": hub,
         "HF_HOME": str(cache),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_POSITION": "-1",  # which shows bars although this is no terminal
         "HF_HUB_DISABLE_XET": "1",
         "NO_PROXY": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
     }
     imports = "from p2pllm.errors import ModelError\nfrom p2pllm.execution import open_checkpoint"
     program = f"{imports}\nMODEL = {repo!r}\n{code}"
@@ -48,6 +49,7 @@ def in_a_process(hub: str, cache: Path, code: str, repo: str = REPO) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "%|" not in done.stderr, "there is one bar, and it is not the library's"
     return done.stdout.strip()
 
 
@@ -85,9 +87,57 @@ def test_a_stage_downloads_only_the_files_of_its_layers(directory: Path, tmp_pat
     assert loaded == pytest.approx(sum(checkpoint.read(name).astype("f8").sum() for name in names))
 
 
+def file_of_layer_1(directory: Path) -> str:
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    file: str = index["weight_map"]["model.layers.1.mlp.down_proj.weight"]
+    return file
+
+
+FETCH = """
+import huggingface_hub.constants
+huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 1000  # of ten million bytes, that is
+checkpoint = open_checkpoint(MODEL)
+names = [name for name in checkpoint.tensors if name.startswith("model.layers.1.")]
+heard = []
+def fetch():
+    checkpoint.fetch(names, lambda *call: heard.append(call))
+"""
+
+
+def test_a_cut_connection_goes_on_where_it_was(directory: Path, tmp_path: Path) -> None:
+    file = file_of_layer_1(directory)
+    size = (directory / file).stat().st_size
+    with serve_hub(directory) as hub:
+        hub.cut.add(file)
+        pieces = int(in_a_process(hub.url, tmp_path, f"{FETCH}\nfetch()\nprint(len(heard))"))
+        assert (file, size - size // 2 // 1000 * 1000) in hub.ranges
+        assert hub.downloads.count(file) == 1
+    assert pieces > size / 1000, "progress is heard within a file"
+
+
+def test_a_damaged_file_is_removed_and_got_again(directory: Path, tmp_path: Path) -> None:
+    file = file_of_layer_1(directory)
+    twice = f"{FETCH}\ntry:\n    fetch()\nexcept ModelError as error:\n    print(error)\nfetch()"
+    with serve_hub(directory) as hub:
+        hub.damaged.add(file)
+        message = in_a_process(hub.url, tmp_path, twice)
+        assert message.startswith(f"{file} of {REPO} came damaged (SHA-256")
+        assert hub.downloads.count(file) == 2
+    (copy,) = {path.resolve() for path in tmp_path.rglob(file)}
+    assert copy.read_bytes() == (directory / file).read_bytes()
+
+
+DOWNLOAD = """
+import huggingface_hub
+from huggingface_hub.utils import disable_progress_bars
+disable_progress_bars()
+huggingface_hub.snapshot_download(MODEL)
+"""
+
+
 def test_without_a_network_the_cached_copy_does(directory: Path, tmp_path: Path) -> None:
     with serve_hub(directory) as hub:
-        in_a_process(hub.url, tmp_path, "import huggingface_hub; huggingface_hub.snapshot_download(MODEL)")
+        in_a_process(hub.url, tmp_path, DOWNLOAD)
     found = in_a_process(hub.url, tmp_path, "print(open_checkpoint(MODEL).fingerprint)")
     assert found == open_checkpoint(str(directory)).fingerprint
 

@@ -20,7 +20,7 @@ def test_slabs_grow_and_keep_what_they_have() -> None:
     assert keys.shape == (2, 7 * 16, 3)
     assert keys[0, [14, 15, 100, 3, 4, 5], 0].tolist() == [14, 15, 20, 21, 0, 0]
     assert torch.equal(values[:, scattered], -rows(20, 2))
-    assert store.token_bytes == 2 * (2 * 3) * 4
+    assert store.token_bytes([7]) == 2 * (2 * 3) * 4
 
 
 def test_slabs_grow_by_half_so_that_copies_are_few() -> None:
@@ -30,6 +30,18 @@ def test_slabs_grow_by_half_so_that_copies_are_few() -> None:
         for n in range(1, 200)
     }
     assert len(sizes) < 16
+
+
+def test_no_slab_grows_past_what_all_may_have_but_where_blocks_want_it() -> None:
+    store = KvStore()
+    store.most_bytes = 2 * 20 * 16 * 2 * (2 * 3) * 4  # of two layers, 20 blocks each
+    for layer in (0, 1):
+        store.write(layer, Target(slice(0, 1), None, 16), rows(0, 1), rows(0, 1))
+    lengths = [
+        store.write(layer, Target(slice(0, 1), None, blocks), rows(0, 1), rows(0, 1))[0].shape[1] // 16
+        for layer, blocks in ((0, 17), (1, 17), (1, 30), (0, 25))
+    ]
+    assert lengths == [20, 18, 30, 25]
 
 
 def test_copies_are_of_the_layers_named() -> None:

@@ -11,8 +11,9 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from p2pllm.errors import BusyError
-from p2pllm.serving.api import Api
-from p2pllm.serving.completion import Finished, Text
+from p2pllm.serving.front.admission import Outlook
+from p2pllm.serving.front.api import Api
+from p2pllm.serving.front.completion import Finished, Text
 
 QUESTION = {"messages": [{"role": "user", "content": "hello"}]}
 DEADLINE_S = 10.0
@@ -26,6 +27,12 @@ class Status:
     def missing(self) -> tuple[tuple[int, int], ...]:
         return ()
 
+    def outlook(self, prompt: int) -> Outlook:
+        return Outlook()
+
+    def stages(self, chain: object) -> list[object]:
+        return []
+
 
 class Completer:
     """Answers that wait until they are let go, and then break off."""
@@ -33,7 +40,7 @@ class Completer:
     def __init__(self) -> None:
         self.begun, self.go = asyncio.Event(), asyncio.Event()
 
-    async def complete(self, prompt: object) -> AsyncGenerator[Text | Finished]:
+    async def complete(self, prompt: object, place: object) -> AsyncGenerator[Text | Finished]:
         yield Text("he")
         self.begun.set()
         await self.go.wait()
@@ -74,5 +81,5 @@ async def test_it_is_idle_when_no_answer_is_on_its_way(stream: bool, gives_up: b
         await api.idle()
         if not gives_up:
             response = await asking
-            assert response.status == (200 if stream else 429)
+            assert response.status == (200 if stream else 503)
             await response.read()

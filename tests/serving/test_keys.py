@@ -14,10 +14,12 @@ from aiohttp.test_utils import TestServer
 
 from p2pllm.errors import BusyError, UsageError
 from p2pllm.scheduling import Chain
-from p2pllm.serving.allowance import MAX_CLIENTS, Allowances
-from p2pllm.serving.api import Api
-from p2pllm.serving.completion import Finished, Text
-from p2pllm.serving.keys import ApiKeys, Client
+from p2pllm.serving.front.admission import Outlook
+from p2pllm.serving.front.allowance import MAX_CLIENTS, Allowances
+from p2pllm.serving.front.api import Api
+from p2pllm.serving.front.completion import Finished, Text
+from p2pllm.serving.front.gate import Place
+from p2pllm.serving.front.keys import ApiKeys, Client
 
 ANN, BEN = "sk-ann-0123456789", "sk-ben-0123456789"
 FILE = f"""
@@ -30,9 +32,12 @@ key = "{BEN}"
 name = "ben"
 concurrent = 1
 tokens_per_minute = 60
+weight = 2.5
 """
 QUESTION = {"messages": [{"role": "user", "content": "hello"}]}
-STATUS = SimpleNamespace(model="small", missing=tuple, swarm=dict, stages=lambda _: [])
+STATUS = SimpleNamespace(
+    model="small", missing=tuple, swarm=dict, stages=lambda _: [], outlook=lambda _: Outlook()
+)
 DEADLINE_S = 10.0
 
 
@@ -42,9 +47,10 @@ class Completer:
     def __init__(self) -> None:
         self.begun, self.go = asyncio.Event(), asyncio.Event()
 
-    async def complete(self, prompt: object) -> AsyncGenerator[Text | Finished]:
+    async def complete(self, prompt: object, place: Place) -> AsyncGenerator[Text | Finished]:
         self.begun.set()
         await self.go.wait()
+        place.prompt, place.tokens = 39, 1
         yield Text("hi")
         yield Finished("stop", 39, (7,), Chain((), 0.0), 0.1, 0.0)
 
@@ -126,7 +132,7 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(path: Path) -> None:
     path.unlink()
     with pytest.raises(UsageError):
         keys.refresh()
-    assert keys.client(BEN) == Client("ben", 1, 60)
+    assert keys.client(BEN) == Client("ben", 1, 60, 2.5)
     assert keys.client(keys.own) is not None
 
 
@@ -141,6 +147,8 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(path: Path) -> None:
         ('[[keys]]\nname = "ann"\nkey = "short"', "keys.0.key"),
         (FILE + "weigth = 2", "keys.1.weigth"),
         (FILE.replace("= 60", "= 0"), "keys.1.tokens_per_minute"),
+        (FILE.replace("= 2.5", "= 0"), "keys.1.weight"),
+        (FILE.replace("= 2.5", "= inf"), "keys.1.weight"),
         (FILE.replace("ben", "ann"), "the same name"),
         (FILE.replace(BEN, ANN), "the same key"),
     ],
@@ -152,6 +160,21 @@ def test_a_file_that_is_wrong_is_refused_with_the_place(path: Path, text: str, r
     path.write_bytes(b"\xff")
     with pytest.raises(UsageError, match="TOML"):
         ApiKeys(path)
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:0:1:aaaa::1", "2001:db8:0:1::/64"),
+        ("2001:db8:0:1:bbbb::2", "2001:db8:0:1::/64"),
+        ("::ffff:192.0.2.7", "::ffff:192.0.2.7"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_without_keys_clients_are_told_apart_by_address(address: str, name: str) -> None:
+    assert Client.at(address) == Client(name)
 
 
 def test_tokens_come_back_at_the_rate_they_may_be_used() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.wires import CONTEXT, GREEDY, SECRET, A, B, C, Wires, chain, collect, expected, settled
 
 from p2pllm.scheduling import PeerId, Stage
-from p2pllm.serving.generation import Generation
-from p2pllm.serving.prefix import prefix_names, upstream_name
+from p2pllm.serving.entry.generation import Generation
+from p2pllm.serving.entry.prefix import prefix_names, upstream_name
 from p2pllm.transport import Close, Message, Opened, Tokens
 
 texts = st.lists(st.integers(0, 2**31 - 1), max_size=80)
@@ -58,27 +58,45 @@ async def test_a_text_that_is_all_there_still_needs_its_last_token(two_stages: W
         assert fed(two_stages) == [(0, 32), (31, 1)]
 
 
-async def test_the_shortest_match_along_the_chain_counts(two_stages: Wires) -> None:
+async def test_who_has_kept_more_than_the_next_stage_sends_it_once_more(two_stages: Wires) -> None:
+    first, last = two_stages.executors[A], two_stages.executors[B]
     async with two_stages.running():
         await talk(two_stages, [*range(60)])
-        kept = two_stages.executors[B].kept
-        longest = max(kept, key=lambda name: len(kept[name]))
-        del kept[longest]
+        kept = last.kept
+        for name in [name for name in kept if len(kept[name]) > 32]:
+            del kept[name]
         two_stages.sent.clear()
-        await talk(two_stages, [*range(60)])
+        first.computed = last.computed = 0
+        await talk(two_stages, [*range(60)], 1)
         assert fed(two_stages) == [(48, 12)]
+        assert (first.computed, last.computed) == (12, 12 + 16)
         kept.clear()
+        await talk(two_stages, [*range(60)], 1)
+        assert fed(two_stages) == [(48, 12)]
+        assert (first.computed, last.computed) == (24, 28 + 60)
+
+
+async def test_what_the_first_stage_lacks_is_fed_to_it_and_not_passed_on(two_stages: Wires) -> None:
+    first, last = two_stages.executors[A], two_stages.executors[B]
+    async with two_stages.running():
         await talk(two_stages, [*range(60)])
+        first.kept.clear()
+        first.computed = last.computed = 0
+        two_stages.sent.clear()
+        await talk(two_stages, [*range(60)], 1)
         assert fed(two_stages) == [(0, 60)]
+        assert (first.computed, last.computed) == (60, 12)
 
 
 async def test_texts_are_shared_with_no_other_entry_and_no_other_numerics(two_stages: Wires) -> None:
     async with two_stages.running():
         await talk(two_stages, [*range(50)])
         await talk(two_stages, [*range(50)], entry=A)
+        assert fed(two_stages) == [(0, 50)] * 2
         two_stages.numerics[A] = "bfloat16/none"  # what B gets is rounded otherwise
-        await talk(two_stages, [*range(50)])
-        assert fed(two_stages) == [(0, 50)] * 3
+        two_stages.executors[B].computed = 0
+        await talk(two_stages, [*range(50)], 1)
+        assert two_stages.executors[B].computed == 50
 
 
 async def test_a_stage_that_claims_to_have_what_it_has_not_is_left() -> None:
@@ -86,7 +104,7 @@ async def test_a_stage_that_claims_to_have_what_it_has_not_is_left() -> None:
 
     def lie(sender: PeerId, message: Message) -> Message:
         is_claim = isinstance(message, Opened) and sender == A
-        return replace(message, cached=10**6) if is_claim else message  # type: ignore[arg-type]
+        return replace(message, held=10**6) if is_claim else message  # type: ignore[arg-type]
 
     network.tamper = lie
     async with network.running():

@@ -76,8 +76,9 @@ def test_late_records_are_avoided_but_better_than_nothing(router: Router, view: 
 
 
 def test_failures_are_remembered_and_doubled_and_forgiven(router: Router, view: View, clock: Clock) -> None:
-    for seconds in (2, 4, 8):
+    for seconds in (5.5, 11.0, 22.0):
         router.blame([FAST.peer_id])
+        router.blame([FAST.peer_id, ENTRY.peer_id])  # other sessions met with the same
         clock.now += seconds - 0.1
         publish(view, clock)
         assert chosen(router) == SLOW.peer_id
@@ -86,7 +87,7 @@ def test_failures_are_remembered_and_doubled_and_forgiven(router: Router, view: 
         assert chosen(router) == FAST.peer_id
     router.trust([FAST.peer_id])
     router.blame([FAST.peer_id])
-    clock.now += 2.1
+    clock.now += 5.6
     publish(view, clock)
     assert chosen(router) == FAST.peer_id
     router.blame([FAST.peer_id, SLOW.peer_id])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pllm.serving.completion import StopScanner
+from p2pllm.serving.front.completion import StopScanner
 
 letters = st.text("ab", max_size=12)
 

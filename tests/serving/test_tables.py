@@ -32,7 +32,12 @@ def test_names_are_not_markup() -> None:
         PeerState(
             "a" * 40, peer_body(region=NAME, hardware=NAME), metrics_body(spans=(Span(0, 3, "loading"),)), 0.0
         ),
-        PeerState("b" * 40, peer_body(), metrics_body(spans=(Span(4, 6, "ready"),)), 0.0),
+        PeerState(
+            "b" * 40,
+            peer_body(),
+            metrics_body(spans=(Span(4, 6, "ready"),), free_kv_blocks=735, cached_kv_blocks=77),
+            0.0,
+        ),
         PeerState("c" * 40, peer_body(paused=True), None, 0.0),
     ]
     leadership = SimpleNamespace(leader=None, epoch=0, led_epoch=0, plan=None)
@@ -44,8 +49,10 @@ def test_names_are_not_markup() -> None:
         swarm=SimpleNamespace(id=bytes(20), own="a" * 40, view=view, leadership=leadership, contacts=0),  # type: ignore[arg-type]
         router=NoRoute(),  # type: ignore[arg-type]
         bootstrap="",
+        loading=lambda: 0.25,
     )
     swarm = status.swarm()
+    assert swarm["loading"] == 0.25
     console = Console(file=io.StringIO(), width=200)
     print_swarm(console, swarm)
     shown = console.file.getvalue()
@@ -57,5 +64,6 @@ def test_names_are_not_markup() -> None:
         "4:6",
         "no peer serves layers 0:4, 6:9",
         "1.0 GiB",
+        "735 free, 77 cached",
     ):
         assert words in shown

@@ -40,6 +40,7 @@ METRICS = MetricsBody(
     running=0,
     waiting=0,
     free_kv_blocks=100,
+    cached_kv_blocks=0,
     memory_used=2**20,
     upload=0.0,
     rho=(),

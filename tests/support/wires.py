@@ -17,9 +17,9 @@ from typing import Any
 from p2pllm.errors import BusyError, LinkError, NoRouteError, RequestError, SessionError
 from p2pllm.execution import Activation, SamplingParams, StageOutput
 from p2pllm.scheduling import Chain, PeerId, Stage
-from p2pllm.serving.generation import Generation, Generator
-from p2pllm.serving.session import Network
-from p2pllm.serving.stages import Stages
+from p2pllm.serving.entry.generation import Generation, Generator
+from p2pllm.serving.entry.request import Network
+from p2pllm.serving.stage.stages import Stages
 from p2pllm.transport import Failed, Message, Opened, Token
 
 LAYERS = 6
@@ -48,6 +48,10 @@ def names(prefix: bytes) -> list[bytes]:
     return [prefix[start : start + 8] for start in range(0, len(prefix), 8)]
 
 
+def hidden_states(tokens: Sequence[int]) -> Activation:
+    return Activation("float32", (len(tokens), 1), struct.pack(f"<{len(tokens)}f", *tokens))
+
+
 class StandIn:
     """Passes the tokens themselves along as hidden states."""
 
@@ -56,7 +60,13 @@ class StandIn:
         self.open: dict[tuple[str, int], list[int]] = {}
         self.owners: dict[tuple[str, int], str] = {}
         self.kept: dict[tuple[str, bytes], list[int]] = {}
+        self.ends: dict[tuple[str, int], int] = {}
+        self.computed = 0
+        """Tokens that were run, also again."""
         self.full = False
+        self.most = 1000
+        """Sessions."""
+        self.runs_out = False
         self.fails_at: int | None = None
 
     def reserve(
@@ -64,9 +74,10 @@ class StandIn:
     ) -> int:
         if not self.start <= start < end <= self.end:
             raise BusyError(f"layers {start}:{end} are not here")
-        if self.full:
+        if self.full or len(self.open) >= self.most:
             raise BusyError("KV cache is full")
         self.owners[key] = owner
+        self.ends[key] = end
         tokens: list[int] = []
         for name in names(prefix):
             tokens = self.kept.get((owner, name), tokens)
@@ -81,15 +92,30 @@ class StandIn:
             inputs = list(struct.unpack(f"<{inputs.shape[0]}f", inputs.data))
         if key not in self.open:
             raise SessionError("layers 3:6 were dropped here")
+        if self.runs_out:
+            raise BusyError("KV cache is full")
         tokens = self.open[key]
         assert position <= len(tokens)
         tokens[position:] = [int(token) for token in inputs]
         if self.fails_at is not None and len(tokens) >= self.fails_at:
             raise SessionError("the forward pass failed: out of memory")
-        if self.end < LAYERS:
-            data = struct.pack(f"<{len(inputs)}f", *inputs)
-            return StageOutput(Activation("float32", (len(inputs), 1), data), None)
+        self.computed += len(inputs)
+        if self.ends[key] < LAYERS:
+            return StageOutput(hidden_states(inputs), None)
         return StageOutput(None, next_token(tokens) if sample else None)
+
+    async def outputs(self, key: tuple[str, int], start: int, end: int) -> Activation:
+        await asyncio.sleep(0)
+        assert self.ends[key] < LAYERS, "the last stage keeps none"
+        assert 0 <= start < end <= len(self.open[key])
+        return hidden_states(self.open[key][start:end])
+
+    async def take_back(self, key: tuple[str, int], position: int) -> int:
+        await asyncio.sleep(0)
+        if key not in self.open:
+            raise SessionError("layers were dropped here")
+        del self.open[key][position:]
+        return len(self.open[key])
 
     def release(self, key: tuple[str, int], prefix: bytes = b"") -> None:
         tokens = self.open.pop(key, [])
@@ -111,6 +137,9 @@ class Wires:
     def __init__(self, slices: dict[PeerId, tuple[int, int]]) -> None:
         self.executors = {peer: StandIn(*span) for peer, span in slices.items()}
         self.down: set[PeerId] = set()
+        self.frozen: set[PeerId] = set()
+        """Peers that neither do nor hear anything, while all links to them stand."""
+        self._held_up: list[tuple[PeerId, PeerId, Message]] = []
         self.sent: list[tuple[PeerId, PeerId, Message]] = []
         self.tamper: Callable[[PeerId, Message], Message | None] = lambda _sender, message: message
         self.stages = {
@@ -126,6 +155,7 @@ class Wires:
             for peer, executor in self.executors.items()
         }
         self.generators: dict[PeerId, Generator] = {}
+        self.blamed: set[PeerId] = set()
         self.numerics = defaultdict(lambda: "float32/none")
 
     def sender(self, source: PeerId) -> Callable[[PeerId, Message], None]:
@@ -142,10 +172,15 @@ class Wires:
             await asyncio.sleep(0)
             if {source, target} & self.down:
                 raise LinkError("it does not answer")
+            while source in self.frozen:
+                await asyncio.sleep(0.01)
 
         return connect
 
     def deliver(self, source: PeerId, target: PeerId, message: Message) -> None:
+        if {source, target} & self.frozen:
+            self._held_up.append((source, target, message))
+            return
         tampered = self.tamper(source, message)
         if tampered is None or {source, target} & self.down:
             return
@@ -159,27 +194,51 @@ class Wires:
 
     def kill(self, peer: PeerId) -> None:
         self.down.add(peer)
+        for other in self.executors:
+            self.stages[peer].peer_down(other)
         for generator in self.generators.values():
             generator.peer_down(peer)
         for stages in self.stages.values():
             stages.peer_down(peer)
 
+    def revive(self, peer: PeerId) -> None:
+        """A peer that was killed is back, with nothing."""
+        self.down.discard(peer)
+
+    def thaw(self, peer: PeerId) -> None:
+        """A frozen peer goes on where it was."""
+        self.frozen.discard(peer)
+        held_up, self._held_up = self._held_up, []
+        for frame in held_up:
+            self.deliver(*frame)
+
     def entry(self, peer: PeerId, *chains: Chain) -> Generator:
         """An entry that tries these chains in order, less those through excluded peers."""
 
+        blamed = self.blamed
+
         class Routes:
             def chain(
-                self, *, excluded: frozenset[PeerId], severed: frozenset[tuple[PeerId, PeerId]], **_: Any
+                self,
+                *,
+                excluded: frozenset[PeerId],
+                severed: frozenset[tuple[PeerId, PeerId]],
+                fixed: Sequence[Stage] = (),
+                **_: Any,
             ) -> Chain:
                 for chain in chains:
                     peers = [stage.peer for stage in chain.stages]
                     hops = set(zip(peers, [*peers[1:], peers[0]], strict=True))
-                    if not excluded & set(peers) and not severed & hops:
+                    if not excluded & set(peers) and not severed & hops and set(fixed) <= set(chain.stages):
                         return chain
                 raise NoRouteError(((0, LAYERS),))
 
+            def work_s(self, _chain: Chain) -> dict[PeerId, float]:
+                return {}
+
             def blame(self, peers: frozenset[PeerId]) -> None:
                 assert all(len(peer) == 40 for peer in peers)
+                blamed.update(peers)
 
             def trust(self, peers: frozenset[PeerId]) -> None:
                 assert peers
@@ -198,7 +257,7 @@ class Wires:
             router=Routes(),  # type: ignore[arg-type]
             network=network,
             context=CONTEXT,
-            rng=random.Random(0),
+            rng=random.Random(peer),
         )
         return self.generators[peer]
 

@@ -18,6 +18,7 @@ from p2pllm.transport import (
     ENTRY_STAGE,
     HASH_BYTES,
     MAX_CHUNK_TOKENS,
+    MAX_GENERATION,
     MAX_GOSSIP_RECORDS,
     MAX_PREFIX_BYTES,
     MAX_STAGES,
@@ -31,8 +32,12 @@ from p2pllm.transport import (
     Ping,
     Pong,
     Renew,
+    Replay,
+    Reroute,
+    Resume,
     Token,
     Tokens,
+    Where,
     decode,
     encode,
 )
@@ -42,6 +47,7 @@ PEER = "0123456789abcdef0123456789abcdef01234567"
 OPEN = Open(
     "s",
     1,
+    2,
     ((PEER, 0, 10), (PEER, 10, 30)),
     PEER,
     256,
@@ -58,12 +64,17 @@ OPEN = Open(
 
 EXAMPLES = [
     OPEN,
-    Opened("s", 1, False, "no KV left"),
-    Opened("s", 1, True, "", "", 48),
-    Tokens("s", 0, 0, (1, 2, 49151), True),
-    Hidden("s", 1, 3, True, "bfloat16", (2, 3), bytes(range(12))),
-    Token("s", ENTRY_STAGE, 12, 7, "stop"),
-    Failed("s", 2, "gone"),
+    Opened("s", 1, 0, 48),
+    Opened("s", 1, 255, 48, 0.5),
+    Reroute("s", 1, 3, ((PEER, 0, 10), (PEER, 10, 30)), 48),
+    Resume("s", 1, 3, 40),
+    Replay("s", 1, 3, PEER, 2, 4, 0, 48),
+    Where("s", 1, 3),
+    Tokens("s", 0, 0, 0, (1, 2, 49151), True),
+    Hidden("s", 1, 2, 3, True, "bfloat16", (2, 3), bytes(range(12))),
+    Token("s", ENTRY_STAGE, 0, 12, 7, "stop"),
+    Failed("s", 2, 1, "broken", "gone"),
+    Failed("s", 2, 1, "unreached", "gone", PEER),
     Close("s", bytes(16)),
     Renew("s"),
     Ping(2**64 - 1),
@@ -74,6 +85,7 @@ EXAMPLES = [
 sessions = st.from_regex(r"[0-9A-Za-z_-]{1,64}", fullmatch=True)
 counts = st.integers(0, 2**31 - 1)
 indices = st.integers(0, MAX_STAGES - 1)
+generations = st.integers(0, MAX_GENERATION)
 peers = st.binary(min_size=20, max_size=20).map(bytes.hex)
 prefixes = st.lists(st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES), max_size=20).map(b"".join)
 finite = {"allow_nan": False, "allow_infinity": False}
@@ -87,6 +99,7 @@ def opens(draw):
     return Open(
         draw(sessions),
         draw(st.integers(0, len(stages) - 1)),
+        draw(generations),
         stages,
         draw(peers),
         draw(counts),
@@ -108,7 +121,16 @@ def hiddens(draw):
     shape = tuple(draw(st.lists(st.integers(1, 8), min_size=1, max_size=3)))
     length = size * math.prod(shape)
     data = draw(st.binary(min_size=length, max_size=length))
-    return Hidden(draw(sessions), draw(indices), draw(counts), draw(st.booleans()), dtype, shape, data)
+    return Hidden(
+        draw(sessions),
+        draw(indices),
+        draw(generations),
+        draw(counts),
+        draw(st.booleans()),
+        dtype,
+        shape,
+        data,
+    )
 
 
 reasons = st.text(
@@ -117,14 +139,38 @@ reasons = st.text(
 messages = st.one_of(
     opens(),
     hiddens(),
-    st.builds(Opened, sessions, indices, st.booleans(), reasons, st.just("") | peers, counts),
+    st.builds(Opened, sessions, indices, generations, counts, st.floats(0, 1e9)),
+    opens().map(lambda plan: Reroute(plan.session, plan.stage, plan.generation, plan.stages, plan.reserve)),
+    st.builds(Resume, sessions, indices, generations, counts),
+    st.builds(Where, sessions, indices, generations),
+    st.builds(Replay, sessions, indices, generations, peers, indices, generations, counts, counts),
     st.builds(
-        Tokens, sessions, indices, counts, st.lists(counts, min_size=1, max_size=99).map(tuple), st.booleans()
+        Tokens,
+        sessions,
+        indices,
+        generations,
+        counts,
+        st.lists(counts, min_size=1, max_size=99).map(tuple),
+        st.booleans(),
     ),
     st.builds(
-        Token, sessions, st.integers(ENTRY_STAGE, 0), counts, counts, st.sampled_from(["", "stop", "length"])
+        Token,
+        sessions,
+        st.integers(ENTRY_STAGE, 0),
+        generations,
+        counts,
+        counts,
+        st.sampled_from(["", "stop", "length"]),
     ),
-    st.builds(Failed, sessions, indices, reasons),
+    st.builds(
+        Failed,
+        sessions,
+        indices,
+        generations,
+        st.sampled_from(["broken", "busy", "leaving", "unreached"]),
+        reasons,
+        st.just("") | peers,
+    ),
     st.builds(Close, sessions, prefixes),
     st.builds(Renew, sessions),
     st.builds(Ping, st.integers(0, 2**64 - 1)),
@@ -155,10 +201,10 @@ def test_the_longest_prefix_fits_a_frame():
 
 
 def test_the_layout_on_the_wire():
-    assert encode(Token("s", 0, 5, 7, "")) == bytes.fromhex("00000008 96 05 a173 00 05 07 a0")
-    hidden = Hidden("s", 1, 3, True, "float16", (1, 2), b"abcd")
-    assert encode(hidden) == frame([4, "s", 1, 3, True, "float16", [1, 2]], b"abcd")
-    assert sorted({type(message).kind for message in EXAMPLES}) == list(range(1, 12))
+    assert encode(Token("s", 0, 2, 5, 7, "")) == bytes.fromhex("00000009 97 05 a173 00 02 05 07 a0")
+    hidden = Hidden("s", 1, 2, 3, True, "float16", (1, 2), b"abcd")
+    assert encode(hidden) == frame([4, "s", 1, 2, 3, True, "float16", [1, 2]], b"abcd")
+    assert sorted({type(message).kind for message in EXAMPLES}) == list(range(1, 16))
 
 
 @given(messages, st.data())
@@ -220,7 +266,7 @@ def test_a_field_of_any_other_shape_gives_a_message_or_a_frame_error(message, da
         [7, "s", "text"],
         [7, "s", bytes(HASH_BYTES - 1)],
         [7, "s", bytes(MAX_PREFIX_BYTES + HASH_BYTES)],
-        [2, "s", 0, True, "", "", -1],
+        [2, "s", 0, 0, -1, 0.0],
         [7, "", b""],
         [7, "x" * 65, b""],
         [7, "a b", b""],
@@ -229,16 +275,26 @@ def test_a_field_of_any_other_shape_gives_a_message_or_a_frame_error(message, da
         [9, -1],
         [9, 1.0],
         [9, True],
-        [5, "s", -2, 0, 0, ""],
-        [5, "s", 1, 0, 0, ""],
-        [5, "s", 0, -1, 0, ""],
-        [5, "s", 0, 2**31, 0, ""],
-        [5, "s", 0, 0, 0, "eos"],
-        [3, "s", 0, 0, [], True],
-        [3, "s", 0, 0, [1] * (MAX_CHUNK_TOKENS + 1), True],
-        [3, "s", 0, 0, [1, -1], True],
-        [3, "s", MAX_STAGES, 0, [1], True],
-        [3, "s", 0, 0, [1], 1],
+        [5, "s", -2, 0, 0, 0, ""],
+        [5, "s", 1, 0, 0, 0, ""],
+        [5, "s", 0, 0, -1, 0, ""],
+        [5, "s", 0, -1, 0, 0, ""],
+        [5, "s", 0, MAX_GENERATION + 1, 0, 0, ""],
+        [5, "s", 0, 0, 2**31, 0, ""],
+        [5, "s", 0, 0, 0, 0, "eos"],
+        [3, "s", 0, 0, 0, [], True],
+        [3, "s", 0, 0, 0, [1] * (MAX_CHUNK_TOKENS + 1), True],
+        [3, "s", 0, 0, 0, [1, -1], True],
+        [3, "s", MAX_STAGES, 0, 0, [1], True],
+        [3, "s", 0, 0, 0, [1], 1],
+        [6, "s", 0, 0, "tired", "", ""],
+        [6, "s", 0, 0, "broken", "", "nobody"],
+        [12, "s", 0, 1, [], 0],
+        [12, "s", 1, 1, [[PEER, 0, 30]], 0],
+        [12, "s", 0, 1, [[PEER, 1, 30]], 0],
+        [12, "s", 0, 1, [[PEER, 0, 30]], -1],
+        [13, "s", 0, 1, -1],
+        [14, "s", 0, -1],
         [11, b"record"],
         [11, ["text"]],
         [11, [b""]],
@@ -304,7 +360,7 @@ def test_wrong_fields_of_open_are_refused(field, value):
 )
 def test_tensors_that_do_not_fit_their_header_are_refused(dtype, shape, length):
     with pytest.raises(FrameError):
-        decode(frame([4, "s", 0, 0, True, dtype, shape], bytes(length)))
+        decode(frame([4, "s", 0, 0, 0, True, dtype, shape], bytes(length)))
 
 
 def test_only_messages_with_a_tensor_have_a_body():
@@ -328,7 +384,7 @@ def test_deep_nesting_and_huge_declared_sizes_are_refused():
 
 
 def test_limits_hold_in_both_directions():
-    message = Hidden("s", 1, 0, True, "float16", (50,), bytes(100))
+    message = Hidden("s", 1, 0, 0, True, "float16", (50,), bytes(100))
     exact = Limits(frame=len(encode(message)), header=len(encode(message)) - 104)
     assert decode(encode(message, exact), exact) == message
     for limits in (Limits(frame=exact.frame - 1), Limits(header=exact.header - 1)):
@@ -342,15 +398,15 @@ def test_limits_hold_in_both_directions():
     "message",
     [
         Close("no session id"),
-        Tokens("s", 0, -1, (1,), True),
-        Token("s", 0, 0, 2**31, ""),
-        Failed("s", 0, "lone surrogate \ud800 in \N{SNOWMAN}"),
+        Tokens("s", 0, 0, -1, (1,), True),
+        Token("s", 0, 0, 0, 2**31, ""),
+        Failed("s", 0, 0, "broken", "lone surrogate \ud800 in \N{SNOWMAN}"),
         Ping(2**64),
     ],
 )
 def test_what_the_other_side_would_refuse_is_not_sent(message):
     if isinstance(message, Failed):
-        assert decode(encode(message)) == Failed("s", 0, "lone surrogate  in \N{SNOWMAN}")
+        assert decode(encode(message)) == Failed("s", 0, 0, "broken", "lone surrogate  in \N{SNOWMAN}")
     else:
         with pytest.raises(FrameError):
             encode(message)
@@ -358,12 +414,13 @@ def test_what_the_other_side_would_refuse_is_not_sent(message):
 
 def test_reasons_are_cut_and_cleaned_rather_than_refused():
     reason = "\x1b[31mred\n" + "x" * 1000
-    for got in (decode(encode(Failed("s", 0, reason))), decode(frame([6, "s", 0, reason, ""]))):
-        assert got == Failed("s", 0, "[31mred" + "x" * 291)
+    by_hand = frame([6, "s", 0, 0, "broken", reason, ""])
+    for got in (decode(encode(Failed("s", 0, 0, "broken", reason))), decode(by_hand)):
+        assert got == Failed("s", 0, 0, "broken", "[31mred" + "x" * 291)
 
 
 def test_malformed_messages_cannot_be_made():
     with pytest.raises(FrameError):
-        Hidden("s", 0, 0, True, "float32", (2,), bytes(7))
+        Hidden("s", 0, 0, 0, True, "float32", (2,), bytes(7))
     with pytest.raises(FrameError):
-        Open("s", 2, OPEN.stages, PEER, 1, 0.0, 1.0, 0, 0, (), 1, 1.0)
+        Open("s", 2, 0, OPEN.stages, PEER, 1, 0.0, 1.0, 0, 0, (), 1, 1.0)

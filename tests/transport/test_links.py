@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from dataclasses import replace
 
 import aiohttp
 import psutil
@@ -61,7 +62,7 @@ async def test_messages_arrive_in_order_both_ways_over_one_dial(start):
 async def test_a_large_tensor_arrives_whole(start):
     one, other = await pair(start)
     data = bytes(range(256)) * (64 * 1024)
-    message = Hidden("s", 1, 0, True, "bfloat16", (1024, 8192), data)
+    message = Hidden("s", 1, 0, 0, True, "bfloat16", (1024, 8192), data)
     one.links.send(other.id, message)
     await other.until(lambda: len(other.received) == 1)
     assert other.received == [(one.id, message)]
@@ -184,14 +185,14 @@ async def test_a_message_over_the_limit_costs_nothing_but_itself(start):
     one, other = await start(limits=Limits(frame=10_000)), await start()
     await one.dial(other)
     with pytest.raises(FrameError, match="smaller chunks"):
-        one.links.send(other.id, Hidden("s", 1, 0, True, "float32", (4, 1024), bytes(4 * 4096)))
+        one.links.send(other.id, Hidden("s", 1, 0, 0, True, "float32", (4, 1024), bytes(4 * 4096)))
     one.links.send(other.id, Renew("s"))
     await other.until(lambda: bool(other.received))
     assert other.received == [(one.id, Renew("s"))]
 
 
 async def test_a_frame_of_exactly_the_limit_passes(start):
-    message = Hidden("s", 1, 0, True, "float16", (500, 10), bytes(10_000))
+    message = Hidden("s", 1, 0, 0, True, "float16", (500, 10), bytes(10_000))
     limits = Limits(frame=len(encode(message)))
     one, other = await start(limits=limits), await start(limits=limits)
     await one.dial(other)
@@ -203,7 +204,8 @@ async def test_a_frame_of_exactly_the_limit_passes(start):
 async def test_close_delivers_what_was_queued_and_tells_the_other_side(start):
     one, other = await pair(start)
     size = 4 * 1024**2
-    messages = [Hidden(f"s{number}", 1, 0, True, "float32", (size // 4,), bytes(size)) for number in range(8)]
+    message = Hidden("s", 1, 0, 0, True, "float32", (size // 4,), bytes(size))
+    messages = [replace(message, session=f"s{number}") for number in range(8)]
     for message in messages:
         one.links.send(other.id, message)
     await one.links.close()
@@ -237,10 +239,10 @@ async def test_both_ends_send_without_delay(start):
 
 async def test_how_fast_large_frames_go_out(start):
     one, other = await pair(start)
-    one.links.send(other.id, Hidden("s", 1, 0, True, "float32", (4, 1024), bytes(4 * 4096)))
+    one.links.send(other.id, Hidden("s", 1, 0, 0, True, "float32", (4, 1024), bytes(4 * 4096)))
     await other.until(lambda: len(other.received) == 1)
     assert (one.links.upload, other.links.upload) == (0.0, 0.0)
-    one.links.send(other.id, Hidden("s", 1, 0, True, "float32", (64, 4096), bytes(4 * 64 * 4096)))
+    one.links.send(other.id, Hidden("s", 1, 0, 0, True, "float32", (64, 4096), bytes(4 * 64 * 4096)))
     await other.until(lambda: len(other.received) == 2)
     await one.links.ping(other.id)
     assert one.links.upload > 0.0

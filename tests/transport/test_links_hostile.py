@@ -259,7 +259,7 @@ async def stuffed(start, raw, stall_s):
     socket = await raw.link(peer, stranger, max_msg_size=0)
     await socket.send_bytes(encode(Renew("s")))
     await peer.until(lambda: bool(peer.received))
-    message = Hidden("s", 1, 0, False, "float32", (1, size // 4), bytes(size))
+    message = Hidden("s", 1, 0, 0, False, "float32", (1, size // 4), bytes(size))
     for _ in range(limit // len(encode(message))):
         peer.links.send(stranger.peer_id, message)
     with pytest.raises(LinkError, match=f"link to peer {stranger.peer_id[:8]} is congested"):
@@ -311,7 +311,7 @@ async def test_a_peer_we_dialled_that_reads_nothing_and_sends_garbage_is_dropped
     server = await answering(answer)
     await peer.links.ensure(victim.peer_id, [("127.0.0.1", server.port)], b"")
     size = 60 * 1024**2
-    peer.links.send(victim.peer_id, Hidden("s", 1, 0, False, "float32", (size // 4,), bytes(size)))
+    peer.links.send(victim.peer_id, Hidden("s", 1, 0, 0, False, "float32", (size // 4,), bytes(size)))
     queued.set()
     await peer.until(lambda: peer.downs == [victim.peer_id])
 

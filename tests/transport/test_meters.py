@@ -57,6 +57,16 @@ def test_a_gauge_finds_the_rate_of_a_pipe_however_it_is_filled(rate, delay, fram
     for answer in answers:
         gauge.answered(*answer)
     assert gauge.value == pytest.approx(rate, rel=1e-3)
+    assert gauge.unhindered == (pytest.approx(rate, rel=1e-3) if len(frames) > 3 else 0.0)
+
+
+def test_one_frame_of_four_tells_what_the_way_can_do():
+    gauge = Gauge()
+    for nonce in range(17):
+        assert gauge.unhindered == (0.0 if nonce < 4 else pytest.approx(1e5))
+        gauge.sent(nonce, 10_000, 10.0 * nonce)
+        gauge.answered(nonce, 10.0 * nonce + (0.1 if nonce in (0, 4, 8, 12) else 1.0))
+    assert gauge.unhindered == pytest.approx(1e4), "of the latest sixteen, only three were fast"
 
 
 def test_without_a_known_round_trip_a_gauge_counts_it_as_transfer():

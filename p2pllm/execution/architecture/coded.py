@@ -6,6 +6,7 @@ computes instead, and decodes the weights once for all rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -22,7 +23,7 @@ their values.
 _TILE = 64
 """The integer kernels take rows in tiles of so many; others crash them."""
 
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 512
 """Rows of a weight that are coded at once, so that coding needs little memory beside it."""
 
 _SMALLEST = 1e-12
@@ -40,15 +41,16 @@ class Int8:
     def __init__(self, weight: Tensor) -> None:
         self._outputs, inputs = weight.shape
         self._padding = -inputs % _TILE
-        parts = [self._coded(rows) for rows in torch.split(weight, _ROWS_AT_ONCE)]
-        self._codes = torch.cat([codes for codes, _ in parts])
-        self._scales = torch.cat([scales for _, scales in parts])
+        coded_rows = self._outputs + -self._outputs % _TILE
+        self._codes = torch.empty(coded_rows, inputs + self._padding, dtype=torch.int8)
+        self._scales = torch.empty(coded_rows, dtype=torch.bfloat16)
+        for at, rows in _pieces(weight, self._padding):
+            self._code(rows, self._codes[at : at + len(rows)], self._scales[at : at + len(rows)])
         self.nbytes = self._codes.nbytes + self._scales.nbytes
 
-    def _coded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        full = pad(rows.float(), (0, self._padding, 0, -len(rows) % _TILE))
-        scales = (full.abs().amax(1) / 127).clamp_min(_SMALLEST).to(torch.bfloat16)
-        return (full / scales.float().unsqueeze(1)).round().clamp(-127, 127).to(torch.int8), scales
+    def _code(self, rows: Tensor, codes: Tensor, scales: Tensor) -> None:
+        scales.copy_((torch.linalg.vector_norm(rows, torch.inf, 1) / 127).clamp_min_(_SMALLEST))
+        codes.copy_(rows.div_(scales.float().unsqueeze(1)).round_().clamp_(-127, 127))
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         flat = _flat(rows, self._padding)
@@ -70,21 +72,22 @@ class Int4:
     def __init__(self, weight: Tensor) -> None:
         self._outputs, inputs = weight.shape
         self._padding = -inputs % INT4_GROUP
-        parts = [self._coded(rows) for rows in torch.split(weight, _ROWS_AT_ONCE)]
-        self._codes = torch.cat([codes for codes, _ in parts])
-        self._scales = torch.cat([scales for _, scales in parts], 1)
+        width, coded_rows = inputs + self._padding, self._outputs + -self._outputs % _TILE
+        self._codes = torch.empty(coded_rows, width // 2, dtype=torch.uint8)
+        self._scales = torch.empty(width // INT4_GROUP, coded_rows, 2, dtype=torch.bfloat16)
+        for at, rows in _pieces(weight, self._padding):
+            self._code(rows, self._codes[at : at + len(rows)], self._scales[:, at : at + len(rows)])
         self.nbytes = self._codes.nbytes + self._scales.nbytes
 
-    def _coded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        full = pad(rows.float(), (0, self._padding, 0, -len(rows) % _TILE))
-        groups = full.view(len(full), -1, INT4_GROUP)
+    def _code(self, rows: Tensor, codes: Tensor, factors: Tensor) -> None:
+        groups = rows.view(len(rows), -1, INT4_GROUP)
         low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
         # The kernel multiplies with (code - 8) * scale + offset, both in bfloat16: code for what it will see.
         scales = ((high - low) / 15).clamp_min(_SMALLEST).to(torch.bfloat16)
         offsets = (low + 8 * scales.float()).to(torch.bfloat16)
-        codes = ((groups - offsets.float()) / scales.float()).round().add(8).clamp(0, 15)
-        packed = torch._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32).flatten(1), 1)
-        return packed, torch.cat([scales, offsets], 2).transpose(0, 1).contiguous()
+        groups.sub_(offsets.float()).div_(scales.float()).round_().add_(8).clamp_(0, 15)
+        codes.copy_(torch._convert_weight_to_int4pack_for_cpu(rows.to(torch.int32), 1))
+        factors.copy_(torch.cat([scales, offsets], 2).transpose(0, 1))
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         flat = _flat(rows, self._padding)
@@ -136,6 +139,17 @@ class Float8:
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         product = linear(rows, self._codes.to(rows.dtype)) * self._scales
         return product if bias is None else product + bias
+
+
+def _pieces(weight: Tensor, padding: int) -> Iterator[tuple[int, Tensor]]:
+    """A weight in float32, in pieces of its own that may be written to: (first row, rows), with zeros behind
+    the inputs and the last row as the integer kernels want them.
+    """
+    for at in range(0, len(weight), _ROWS_AT_ONCE):
+        rows = weight[at : at + _ROWS_AT_ONCE]
+        piece = torch.zeros(len(rows) + -len(rows) % _TILE, weight.shape[1] + padding)
+        piece[: len(rows), : weight.shape[1]] = rows
+        yield at, piece
 
 
 def _flat(rows: Tensor, padding: int) -> Tensor:

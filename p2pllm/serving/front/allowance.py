@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2pllm.errors import BusyError
-from p2pllm.serving.keys import Client
+from p2pllm.serving.front.keys import Client
 
 __all__ = ["Allowances"]
 
 MAX_CLIENTS: Final = 4096
 """Clients remembered at most; who has a request open is never forgotten."""
-
-AT_ONCE_RETRY_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -31,14 +29,17 @@ class Allowances:
     def __init__(self) -> None:
         self._uses: OrderedDict[str, _Use] = OrderedDict()
 
-    def enter(self, client: Client, now: float) -> None:
-        """Count a request as open; raises BusyError, which says when to come again, if that is too many."""
+    def enter(self, client: Client, now: float, each_s: float = 1.0) -> None:
+        """Count a request as open; raises BusyError, which says when to come again, if that is too many.
+
+        ``each_s`` is about how long it takes until one of those that are open is done.
+        """
         use = self._uses.setdefault(client.name, _Use(at=now))
         self._uses.move_to_end(client.name)
         if client.concurrent is not None and use.open >= client.concurrent:
             raise BusyError(
                 f"{client.name} has {use.open} requests open, and no more are allowed at once",
-                retry_after_s=AT_ONCE_RETRY_S,
+                retry_after_s=each_s,
             )
         if client.tokens_per_minute is not None:
             rate = client.tokens_per_minute / 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import os
 import secrets
 import tomllib
@@ -31,12 +32,26 @@ class Client:
     """Whoever asks: the holder of a key, or, without keys, whoever is at an address.
 
     ``concurrent`` bounds requests at once, ``tokens_per_minute`` what they take, prompts included; None: no
-    bound.
+    bound. Where requests have to wait, who has twice the ``weight`` is served twice as much.
     """
 
     name: str
     concurrent: int | None = None
     tokens_per_minute: int | None = None
+    weight: float = 1.0
+
+    @classmethod
+    def at(cls, address: str) -> Client:
+        """Whoever is at an IP address; a whole IPv6 network of 64 bits, as one machine may have, is one
+        client.
+        """
+        try:
+            ip = ipaddress.ip_address(address)
+        except ValueError:
+            return cls(address)
+        if isinstance(ip, ipaddress.IPv4Address) or ip.ipv4_mapped is not None:
+            return cls(address)
+        return cls(str(ipaddress.IPv6Network((int(ip), 64), strict=False)))
 
 
 class _Key(BaseModel):
@@ -48,6 +63,7 @@ class _Key(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     concurrent: Annotated[int, Field(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
 
 
 class _File(BaseModel):
@@ -123,7 +139,8 @@ def _read(path: Path) -> dict[bytes, Client]:
         if len({getattr(entry, what) for entry in entries}) < len(entries):
             raise UsageError(f"--api-key-file {path}: two keys have the same {what}")
     return {
-        _digest(entry.key): Client(entry.name, entry.concurrent, entry.tokens_per_minute) for entry in entries
+        _digest(entry.key): Client(entry.name, entry.concurrent, entry.tokens_per_minute, entry.weight)
+        for entry in entries
     }
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from p2pllm.errors import ContextLengthError
 from p2pllm.execution import SamplingParams
 from p2pllm.scheduling import Chain
-from p2pllm.serving.generation import Generated, Generation, Generator
+from p2pllm.serving.entry import Generated, Generation, Generator
+from p2pllm.serving.front.gate import Place
 
 if TYPE_CHECKING:
     from p2pllm.execution.tokenizer import ChatTokenizer
@@ -96,10 +97,11 @@ class Completer:
         self._tokenizer = tokenizer
         self._generator = generator
 
-    async def complete(self, prompt: Prompt) -> AsyncGenerator[Text | Finished]:
-        """Yield text as it arrives, then one ``Finished``. Closing the generator frees the chain.
+    async def complete(self, prompt: Prompt, place: Place) -> AsyncGenerator[Text | Finished]:
+        """Wait for the turn of ``place``, yield text as it arrives, then one ``Finished``. Closing the
+        generator frees the chain.
 
-        Raises: what ``Generator.generate`` raises, before or between pieces.
+        Raises: what ``Place.through`` and ``Generator.generate`` raise, before or between pieces.
         """
         # Long prompts take long to tokenize; the loop must stay free meanwhile.
         ids = tuple(await asyncio.to_thread(self._tokenizer.encode_chat, prompt.messages))
@@ -108,11 +110,12 @@ class Completer:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens; the model takes {self._generator.context - 1} at most"
             )
+        place.prompt = len(ids)
         request = Generation(ids, prompt.sampling, room if prompt.max_tokens is None else prompt.max_tokens)
         decoder, scanner = self._tokenizer.decoder(), StopScanner(prompt.stop)
         began, first, tokens = time.monotonic(), 0.0, list[Generated]()
         reason = "stop"
-        async with aclosing(self._generator.generate(request)) as stream:
+        async with aclosing(place.through(lambda: self._generator.generate(request))) as stream:
             async for generated in stream:
                 tokens.append(generated)
                 first = first or time.monotonic()

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from p2pllm.execution import SamplingParams
-from p2pllm.serving.completion import Prompt
+from p2pllm.serving.front.completion import Prompt
 
 __all__ = ["ChatBody", "ContentPart", "MessageBody", "StreamOptions"]
 
@@ -69,6 +69,18 @@ class ChatBody(BaseModel):
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     n: Literal[1] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+    """Seconds that the whole answer may take, our own addition."""
+
+    @property
+    def prompt_guess(self) -> int:
+        """About how many tokens the prompt has, before it is tokenized: 4 characters each."""
+        return sum(len(message.plain()["content"]) for message in self.messages) // 4 + 4 * len(self.messages)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many new tokens there may be, if the client says so."""
+        return self.max_completion_tokens or self.max_tokens
 
     def prompt(self, *, default_seed: int) -> Prompt:
         """As the serving core takes it."""
@@ -81,6 +93,6 @@ class ChatBody(BaseModel):
                 top_k=self.top_k or 0,
                 seed=(default_seed if self.seed is None else self.seed) % 2**63,
             ),
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=self.most_tokens,
             stop=tuple(text for text in stop if text),
         )

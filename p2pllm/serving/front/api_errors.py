@@ -11,9 +11,16 @@ import structlog
 from aiohttp import web
 from pydantic import ValidationError
 
-from p2pllm.errors import BusyError, ContextLengthError, NoRouteError, P2PLLMError, RequestError
+from p2pllm.errors import (
+    BusyError,
+    ContextLengthError,
+    NoRouteError,
+    P2PLLMError,
+    RequestError,
+    SessionError,
+)
 
-__all__ = ["error_body", "errors_as_json"]
+__all__ = ["error_body", "error_response", "errors_as_json"]
 
 RETRY_AFTER_S = 1.0
 
@@ -37,8 +44,8 @@ def _status(error: Exception) -> tuple[int, str, str | None]:
             return status, kind, _CODES.get(status)
         case BusyError():
             return 429, "rate_limit_error", "overloaded"
-        case NoRouteError():
-            return 503, "server_error", "no_route"
+        case NoRouteError() | SessionError():
+            return 503, "server_error", "no_route" if isinstance(error, NoRouteError) else "broke_off"
         case _:
             return 500, "server_error", None
 
@@ -62,6 +69,14 @@ def error_body(error: Exception) -> Json:
     return {"error": {"message": _message(error), "type": kind, "param": None, "code": code}}
 
 
+def error_response(error: Exception, *, partial: str = "") -> web.Response:
+    """The whole answer that tells of an error: 503 if something was said before it, with that in it."""
+    status, body = _status(error)[0], error_body(error)
+    if partial:
+        status, body["error"]["partial"] = 503, partial
+    return web.json_response(body, status=status, headers=_headers(error, status))
+
+
 def _headers(error: Exception, status: int) -> dict[str, str]:
     if isinstance(error, web.HTTPUnauthorized):
         return {"WWW-Authenticate": "Bearer"}
@@ -77,10 +92,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except (P2PLLMError, ValidationError, web.HTTPException) as error:
-        status = _status(error)[0]
-        return web.json_response(error_body(error), status=status, headers=_headers(error, status))
+        return error_response(error)
     except ConnectionResetError:
         raise  # nobody is there to tell
     except Exception as error:
         log.exception("request_crashed", path=request.path)
-        return web.json_response(error_body(error), status=500)
+        return error_response(error)

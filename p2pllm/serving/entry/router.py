@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from p2pllm.errors import NoRouteError
@@ -13,8 +13,10 @@ from p2pllm.swarm import GONE_S, UNMEASURED, BackOff, Latencies, View
 
 __all__ = ["Router"]
 
-BAN_S = 2.0
-"""How long a peer is avoided after its first failure; doubled with each further one."""
+BAN_S = GONE_S
+"""How long a peer is avoided after its first failure: until its record is gone, if it is dead. Doubled with
+each further one.
+"""
 
 MAX_BAN_S = 120.0
 
@@ -86,6 +88,10 @@ class Router:
             self._choices.add(self._routes.work_s(chain), now)
         return chain
 
+    def work_s(self, chain: Chain) -> Mapping[PeerId, float]:
+        """How long (s) a token of ``chain`` keeps each of its peers at work, as they say, waits left out."""
+        return self._routes.work_s(chain)
+
     def follow(self) -> None:
         """Tell the routes what has changed in the view. Called after each batch of records, it leaves `chain`
         little to catch up with.
@@ -114,8 +120,10 @@ class Router:
 
     def blame(self, peers: Iterable[PeerId]) -> None:
         """These peers failed a session: avoid them, the longer the more often."""
-        for peer in peers:
-            self._bans.failed(peer, self._clock())
+        now = self._clock()
+        # One that failed many sessions at once, or is used for want of a better one, has failed once.
+        for peer in frozenset(peers) - self._bans.paused(now) - {self._own}:
+            self._bans.failed(peer, now)
 
     def trust(self, peers: Iterable[PeerId]) -> None:
         """These peers served a session to its end."""

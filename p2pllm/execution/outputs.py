@@ -1,0 +1,51 @@
+"""What a stage sent, kept in blocks beside its keys and values, so that it can be sent once more.
+
+For the thread that takes steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from p2pllm.errors import SessionError
+from p2pllm.execution.blocks import BLOCK_TOKENS
+from p2pllm.execution.kv import SessionCache, Target
+from p2pllm.execution.types import Activation
+from p2pllm.execution.work import Work
+
+__all__ = ["keep_outputs", "read_outputs", "to_activation"]
+
+
+def keep_outputs(works: Sequence[Work], hidden: Tensor, layer: int) -> None:
+    """Keep ``hidden`` (tokens, hidden), the rows of ``works``, in the blocks under this number of a layer."""
+    slots = [slot for it in works for slot in _slots(it.tables[None], it.position, it.position + it.count)]
+    target = Target(torch.tensor(slots, device=hidden.device), None, max(slots) // BLOCK_TOKENS + 1)
+    works[0].cache.store.write(layer, target, hidden.unsqueeze(0))
+
+
+@torch.inference_mode()
+def read_outputs(
+    cache: SessionCache, table: NDArray[np.int64], layer: int, start: int, end: int
+) -> Activation:
+    """What was kept of tokens [start, end); raises `SessionError` if there are not so many."""
+    cache.catch_up()
+    if not 0 <= start < end <= cache.length:
+        raise SessionError(f"outputs {start}:{end} are not kept here, but those of {cache.length} tokens")
+    return to_activation(cache.store.read(layer, torch.tensor(_slots(table, start, end)))[0].cpu())
+
+
+def to_activation(hidden: Tensor) -> Activation:
+    """Hidden states (tokens, hidden) on the CPU as they are sent."""
+    dtype = str(hidden.dtype).removeprefix("torch.")
+    return Activation(dtype, tuple(hidden.shape), hidden.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def _slots(table: NDArray[np.int64], begin: int, end: int) -> list[int]:
+    first = begin // BLOCK_TOKENS
+    blocks = table[first : -(-end // BLOCK_TOKENS)].tolist()
+    return [blocks[at // BLOCK_TOKENS - first] * BLOCK_TOKENS + at % BLOCK_TOKENS for at in range(begin, end)]
