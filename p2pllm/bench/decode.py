@@ -17,7 +17,14 @@ from p2pllm.bench.loopback import STAGES, THREADS, loopback, spans
 from p2pllm.bench.own import own
 from p2pllm.bench.quality import Weights, quality
 from p2pllm.bench.rival import Rival, copy_bandwidth, llama_cpp_tok_s
-from p2pllm.execution import ChatTokenizer, Checkpoint, default_threads, in_own_thread, open_checkpoint
+from p2pllm.execution import (
+    ChatTokenizer,
+    Checkpoint,
+    default_threads,
+    in_own_thread,
+    open_checkpoint,
+    wait_briefly,
+)
 
 __all__ = ["Decode", "DecodeRow", "LlamaCpp", "measure_decode"]
 
@@ -103,6 +110,7 @@ async def measure_decode(bench: Decode) -> AsyncIterator[DecodeRow | LlamaCpp]:
 
     Raises ModelError, P2PLLMError if a peer is lost.
     """
+    wait_briefly()  # all contestants, as peers do: what else runs here would decide otherwise
     checkpoint = open_checkpoint(bench.model)
     threads = bench.threads or default_threads(1)
     tokenizer = ChatTokenizer(checkpoint)

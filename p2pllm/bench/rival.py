@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from p2pllm.execution import Checkpoint, in_own_thread
@@ -52,10 +53,8 @@ class Rival:
     def decode_tok_s(self, prompt: Sequence[int], tokens: int) -> float:
         """Tokens per second of greedy ``generate``, the first one and the prompt left out."""
 
-        def seconds() -> float:
-            return self._generate_s(prompt, tokens) - self._generate_s(prompt, 1)
-
-        return (tokens - 1) / self._in_own_thread(seconds)
+        _, first, *later = self._in_own_thread(lambda: self._generate(prompt, tokens))
+        return (tokens - 1) / (later[-1] - first)
 
     def batch(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[float]]:
         """Generate for all prompts at once by transformers' continuous batching; for each of them when its
@@ -105,12 +104,19 @@ class Rival:
 
         return self._in_own_thread(answers)
 
-    def _generate_s(self, prompt: Sequence[int], tokens: int) -> float:
-        began = time.perf_counter()
+    def _generate(self, prompt: Sequence[int], tokens: int) -> list[float]:
+        """When (s) the prompt was taken in, and then each token came."""
+        times: list[float] = []
+        streamer = SimpleNamespace(put=lambda _: times.append(time.perf_counter()), end=lambda: None)
         self._model.generate(
-            self._rows(prompt), do_sample=False, min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=0
+            self._rows(prompt),
+            do_sample=False,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            pad_token_id=0,
+            streamer=streamer,
         )
-        return time.perf_counter() - began
+        return times
 
     def _rows(self, tokens: Sequence[int]) -> torch.Tensor:
         return self._torch.tensor([list(tokens)])

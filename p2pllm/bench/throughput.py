@@ -17,13 +17,14 @@ from p2pllm.bench.own import Own, own
 from p2pllm.bench.quality import Weights
 from p2pllm.bench.rival import Rival
 from p2pllm.bench.spread import Spread
-from p2pllm.execution import ChatTokenizer, default_threads, open_checkpoint
+from p2pllm.execution import ChatTokenizer, default_threads, open_checkpoint, wait_briefly
 
 __all__ = ["STREAMS", "Interference", "Prefill", "StreamsRow", "Throughput", "measure_throughput"]
 
 STREAMS: Final = (1, 4, 8, 16)
 PREFILL_TOKENS: Final = 512
 LONG_TOKENS: Final = 2000
+WARM_UP: Final = 8
 TOPICS: Final = ("the sky", "a river", "music", "bread", "the moon", "trade", "sleep", "glass")
 QUESTIONS: Final = tuple(f"{start} {topic}?" for start in ("What makes", "Who invented") for topic in TOPICS)
 MS: Final = 1e3
@@ -85,6 +86,7 @@ class Throughput:
 
 async def measure_throughput(bench: Throughput) -> AsyncIterator[StreamsRow | Prefill | Interference]:
     """Yield what was measured, one after the other. Raises ModelError."""
+    wait_briefly()  # all contestants, as peers do: what else runs here would decide otherwise
     checkpoint = open_checkpoint(bench.model)
     threads = bench.threads or default_threads(1)
     tokenizer = ChatTokenizer(checkpoint)
@@ -92,8 +94,9 @@ async def measure_throughput(bench: Throughput) -> AsyncIterator[StreamsRow | Pr
     rival = Rival(checkpoint, threads)
     rival.become(bench.dtype)
     async with own(checkpoint, Weights(bench.dtype), threads) as engine:
-        rival.batch(prompts[:1], 2)
-        await engine.decode(prompts, 2)
+        for streams in STREAMS:  # what is made at the first use of each number is not measured
+            rival.batch(prompts[:streams], WARM_UP)
+            await engine.decode(prompts[:streams], WARM_UP)
         for streams in STREAMS:
             yield await _streams(bench, rival, engine, prompts[:streams])
         text = list(chain.from_iterable(prompts * -(-LONG_TOKENS // len(prompts[0]))))[:LONG_TOKENS]

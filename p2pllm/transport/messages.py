@@ -60,6 +60,7 @@ __all__ = [
 class Open:
     """Entry → each new stage: reserve KV for ``reserve`` tokens and learn the whole chain.
 
+    The id of ``session`` ends with ``entry``, or nobody would know whose it is by the frames of stages.
     ``stages`` are (peer, start, end) from layer 0 on without gaps, ``stage`` is the receiver's index in them.
     ``generation`` counts the chains that the session has had: frames of another one than the receiver's are
     dropped. ``limit`` is the position of the last token that may be generated, ``lease_s`` how long the

@@ -112,5 +112,5 @@ def test_many_rows_are_not_recorded() -> None:
     counted = Counted(lambda _, x: x * 2)
     recorded = Recorded(counted)
     for seed in range(5):
-        recorded(None, rows(33, seed))
+        recorded(None, rows(17, seed))
     assert counted.runs == 5

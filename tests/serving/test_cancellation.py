@@ -83,7 +83,7 @@ async def test_a_client_that_goes_away_while_its_prompt_is_read(stream: bool) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_goes_away_while_it_is_answered(stream: bool) -> None:
-    async with swarm() as it:
+    async with swarm(step_s=0.0) as it:
         asking = asyncio.create_task(answer_of(it.client, LONG | {"stream": stream}))
         await it.opened()
         tokens = it.network.executors[C].open
@@ -94,7 +94,7 @@ async def test_a_client_that_goes_away_while_it_is_answered(stream: bool) -> Non
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_stop_string_ends_the_answer_on_all_stages(stream: bool) -> None:
-    async with swarm() as it:
+    async with swarm(step_s=0.0) as it:
         whole = await said(it.client, QUESTION | {"max_tokens": 40, "stream": False})
         stop = whole[10:13]
         text = await said(it.client, LONG | {"stop": stop, "stream": stream})
@@ -110,7 +110,7 @@ async def test_a_timeout_ends_the_answer_and_keeps_what_was_said(stream: bool) -
             text, error = split(response.status, await response.read())
         assert "timeout of 1.5 s" in error["message"]
         assert error["code"] == "broke_off"
-        assert 3 < len(text) < 150
+        assert 0 < len(text) < 150
         await it.freed()
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bounded import BLOCKS, LAYERS, stats_of
+from support.one_stage import SEATS, OneStage
 
-from p2pllm.execution import ExecutorStats
 from p2pllm.serving.stage.entry_shares import crowded_out, over_share
 from p2pllm.transport import Open
 
@@ -28,18 +30,7 @@ PLAN = Open(
     top_k=0,
     seed=0,
 )
-STATS = ExecutorStats(
-    layer_s=0.0,
-    head_s=0.0,
-    wait_s=0.0,
-    running=0,
-    waiting=0,
-    kv_blocks_total=1000,
-    kv_blocks_free=1000,
-    kv_blocks_cached=0,
-    kv_bytes_used=0,
-    weight_bytes=0,
-)
+STATS = stats_of(BLOCKS)
 
 
 def filled(entries: str, total: int) -> Counter[str]:
@@ -83,6 +74,7 @@ def test_who_had_all_gives_way_as_its_sessions_end() -> None:
     assert min(used["a"], used["b"]) >= 30
 
 
+@settings(derandomize=True, deadline=None)
 @given(
     used=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 50)),
     free=st.integers(0, 50),
@@ -107,7 +99,26 @@ def test_a_stage_counts_sessions_and_kv_cache_by_entry() -> None:
     assert crowded_out(PLAN, ours, STATS, 100) == ""
     assert "sessions" in crowded_out(PLAN, both, STATS, 100)
     assert "sessions" in crowded_out(PLAN, ours, STATS, 66)
-    few = replace(STATS, kv_blocks_free=105)
+    few = stats_of(105)
     assert "KV cache" in crowded_out(PLAN, both, few, 1000)
     assert crowded_out(by_b, both, few, 1000) == "", "B has a twentieth"
     assert crowded_out(by_c, both, few, 1000) == "", "C has nothing"
+
+
+@pytest.mark.parametrize(("blocks", "share"), [(BLOCKS, SEATS - 1), (BLOCKS // 10, 1)])
+def test_near_full_a_stage_refuses_who_has_its_share_and_takes_in_who_has_nothing(
+    blocks: int, share: int
+) -> None:
+    """Of four seats the last is for others; where a tenth of the KV cache is left, all that is left."""
+    it = OneStage(C)
+    it.executor.blocks_free = blocks
+    plan = replace(PLAN, stages=((C, 0, LAYERS),), reserve=16)
+    try:
+        for number in range(SEATS):
+            it.deliver(A, replace(plan, session=f"{number}{A}"))
+        assert [seat.entry for seat in it.seats] == [A] * share
+        it.deliver(B, replace(plan, session=f"s{B}", entry=B))
+        assert [seat.entry for seat in it.seats] == [A] * share + [B]
+        it.check()
+    finally:
+        it.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -33,6 +33,7 @@ def test_equal_requests_are_served_by_weight() -> None:
     assert Counter(served(queue, 70)) == {"1": 10, "2": 20, "4": 40}
 
 
+@settings(derandomize=True, deadline=None)
 @given(
     costs=st.tuples(*[st.lists(st.floats(1, 500), min_size=30, max_size=60)] * 2),
     weights=st.tuples(*[st.floats(0.1, 10)] * 2),
@@ -210,3 +211,4 @@ class Everything(RuleBasedStateMachine):
 
 
 TestEverything = Everything.TestCase
+TestEverything.settings = settings(derandomize=True, deadline=None)

@@ -14,7 +14,7 @@ from p2pllm.identity import Identity
 from p2pllm.records import Span
 from p2pllm.scheduling import Stage
 from p2pllm.serving import Router
-from p2pllm.serving import router as router_module
+from p2pllm.serving.entry import router as router_module
 from p2pllm.swarm import View
 
 LAYERS = 10

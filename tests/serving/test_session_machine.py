@@ -54,8 +54,8 @@ class Stage(RuleBasedStateMachine):
     @initialize(first=chains, second=chains)
     def start(self, first: Chain, second: Chain) -> None:
         self.it = OneStage(OWN)
-        self.opens(RIGHT, ENTRY, "s", 0, first, 16, True)
-        self.opens(RIGHT, OTHER, "t", 0, second, 16, False)
+        self.opens(RIGHT, ENTRY, "s", RIGHT, 0, first, 16, True)
+        self.opens(RIGHT, OTHER, "t", RIGHT, 0, second, 16, False)
 
     def aim(self, number: int, miss: tuple[int, int] = (0, 0)) -> tuple[Seat, Address]:
         """One of the seats that are taken, and its address, or one beside that."""
@@ -74,7 +74,8 @@ class Stage(RuleBasedStateMachine):
     @rule(
         sender=senders,
         entry=st.sampled_from((ENTRY, OTHER, NEXT)),
-        session=st.sampled_from("sstu"),
+        name=st.sampled_from("sstu"),
+        owner=senders,
         generation=st.sampled_from((0, 0, 1)),
         chain=chains,
         reserve=st.sampled_from((16, 16, 16, 0, 10**6)),
@@ -84,12 +85,15 @@ class Stage(RuleBasedStateMachine):
         self,
         sender: PeerId,
         entry: PeerId,
-        session: str,
+        name: str,
+        owner: PeerId,
         generation: int,
         chain: Chain,
         reserve: int,
         begins: bool,
     ) -> None:
+        """The session is ``owner``'s by its id."""
+        session = name + (owner or entry)
         more = reserve, 0.0, 1.0, 0, 0, (EOS,), CONTEXT - 1, LEASE_S
         for stage, (peer, _, _) in enumerate(chain):
             if peer == OWN or len(chain) == 1:
@@ -229,10 +233,10 @@ class Stage(RuleBasedStateMachine):
             self.weather_changes("fine", NEXT)
             self.time_passes(2 * LEASE_S)
             it.loop.run_until_complete(asyncio.wait_for(it.stages.idle(), 1))
-            self.opens(ENTRY, ENTRY, "s", 0, CHAINS[7], 16, True)
+            self.opens(ENTRY, ENTRY, "s", RIGHT, 0, CHAINS[7], 16, True)
             assert len(it.seats) == 2
             it.stop()
-            self.opens(ENTRY, ENTRY, "t", 0, CHAINS[0], 16, True)
+            self.opens(ENTRY, ENTRY, "t", RIGHT, 0, CHAINS[0], 16, True)
             assert not it.seats
         finally:
             it.close()

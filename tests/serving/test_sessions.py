@@ -124,8 +124,9 @@ async def test_two_entries_that_each_have_what_the_other_wants_both_get_it(
 
 async def test_what_was_sent_for_an_earlier_chain_is_not_computed() -> None:
     network = Wires({A: (0, 3), B: (3, 6), C: (0, 3)})
-    plan = Open("s", 1, 0, ((A, 0, 3), (B, 3, 6)), D, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
-    rows = Hidden("s", 1, 0, 0, False, "float32", (2, 1), bytes(8))
+    session = "s" + D
+    plan = Open(session, 1, 0, ((A, 0, 3), (B, 3, 6)), D, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
+    rows = Hidden(session, 1, 0, 0, False, "float32", (2, 1), bytes(8))
     answers: list[Opened] = []
 
     def watch(_sender: PeerId, message: Message) -> Message | None:
@@ -138,19 +139,19 @@ async def test_what_was_sent_for_an_earlier_chain_is_not_computed() -> None:
     async with network.running():
         for source, message in (
             (D, plan),
-            (D, Resume("s", 1, 0, 0)),
+            (D, Resume(session, 1, 0, 0)),
             (A, rows),
-            (D, Reroute("s", 1, 2, ((C, 0, 3), (B, 3, 6)), 1)),
+            (D, Reroute(session, 1, 2, ((C, 0, 3), (B, 3, 6)), 1)),
             (A, rows),
             (A, replace(rows, generation=2)),
             (C, rows),
             (C, replace(rows, generation=2, position=1)),
-            (D, Where("s", 1, 2)),
-            (D, Resume("s", 1, 2, 1)),
-            (D, Reroute("s", 1, 2, ((A, 0, 3), (B, 3, 6)), 0)),
-            (D, Reroute("s", 1, 3, ((A, 0, 2), (B, 2, 6)), 0)),  # other layers: no seat of this session
-            (D, Where("s", 1, 1)),
-            (D, Where("s", 1, 2)),
+            (D, Where(session, 1, 2)),
+            (D, Resume(session, 1, 2, 1)),
+            (D, Reroute(session, 1, 2, ((A, 0, 3), (B, 3, 6)), 0)),
+            (D, Reroute(session, 1, 3, ((A, 0, 2), (B, 2, 6)), 0)),  # other layers: no seat of this session
+            (D, Where(session, 1, 1)),
+            (D, Where(session, 1, 2)),
         ):
             network.deliver(source, B, message)
             await asyncio.sleep(0.005)
@@ -223,20 +224,20 @@ async def test_a_session_ends_with_its_entry_and_with_its_lease(monkeypatch: pyt
     monkeypatch.setattr("p2pllm.serving.stage.stages.SWEEP_S", 0.05)
     network = Wires({A: (0, 6), B: (0, 1)})
     async with network.running():
-        plan = Open("s1", 0, 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
+        plan = Open("s1" + B, 0, 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
         network.sender(B)(A, plan)
-        network.sender(B)(A, replace(plan, session="s2", lease_s=0.5))
-        network.sender(B)(A, replace(plan, session="s3"))
-        for session in ("s1", "s2"):  # the entry of s3 never comes back to it
+        network.sender(B)(A, replace(plan, session="s2" + B, lease_s=0.5))
+        network.sender(B)(A, replace(plan, session="s3" + B))
+        for session in ("s1" + B, "s2" + B):  # the entry of s3 never comes back to it
             network.sender(B)(A, Resume(session, 0, 0, 0))
-        network.sender(B)(A, Renew("s3"))
+        network.sender(B)(A, Renew("s3" + B))
         ended: list[str] = []
         async with asyncio.timeout(5):
             while len(network.executors[A].open) != 3:
                 await asyncio.sleep(0)
             while len(ended) < 2:
                 await asyncio.sleep(0.01)
-                ended += {"s1", "s2", "s3"} - {key[0] for key in network.executors[A].open} - {*ended}
+                ended += {"s1", "s2", "s3"} - {key[0][:2] for key in network.executors[A].open} - {*ended}
         assert ended == ["s2", "s3"]
         network.kill(B)
         await settled(network)
@@ -245,10 +246,10 @@ async def test_a_session_ends_with_its_entry_and_with_its_lease(monkeypatch: pyt
 async def test_open_and_close_in_one_breath_leave_no_seat() -> None:
     network = Wires({A: (0, 6), B: (0, 1)})
     async with network.running():
-        plan = Open("s", 0, 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
+        plan = Open("s" + B, 0, 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
         for number in range(2000):  # more than there are seats
-            network.deliver(B, A, replace(plan, session=f"s{number}"))
-            network.deliver(B, A, Close(f"s{number}"))
+            network.deliver(B, A, replace(plan, session=f"s{number}{B}"))
+            network.deliver(B, A, Close(f"s{number}{B}"))
             await asyncio.sleep(0)
         generator = network.entry(B, chain((A, 0, 6)))
         assert await collect(generator, [4], 3) == expected([4], 3)
@@ -302,10 +303,11 @@ async def test_a_hop_that_does_not_work_is_no_reason_to_avoid_its_ends() -> None
 async def test_hidden_states_of_another_shape_end_their_session() -> None:
     network = Wires({A: (0, 3), B: (3, 6)})
     async with network.running():
-        network.deliver(A, B, Open("s", 1, 0, ((A, 0, 3), (B, 3, 6)), A, 16, 0.0, 1.0, 0, 0, (), 15, 60.0))
+        stages = ((A, 0, 3), (B, 3, 6))
+        network.deliver(A, B, Open("s" + A, 1, 0, stages, A, 16, 0.0, 1.0, 0, 0, (), 15, 60.0))
         await asyncio.sleep(0.01)
         assert not network.idle()
-        network.deliver(A, B, Hidden("s", 1, 0, 0, False, "float32", (1, 2), bytes(8)))
+        network.deliver(A, B, Hidden("s" + A, 1, 0, 0, False, "float32", (1, 2), bytes(8)))
         await settled(network)
 
 
@@ -315,18 +317,18 @@ async def test_hidden_states_that_wait_are_bounded(monkeypatch: pytest.MonkeyPat
     stages = ((A, 0, 3), (B, 3, 6))
     async with network.running():
         for number in range(2):
-            network.deliver(A, B, Open(f"s{number}", 1, 0, stages, A, 16, 0.0, 1.0, 0, 0, (), 15, 60.0))
-            network.deliver(A, B, Resume(f"s{number}", 1, 0, 0))
+            network.deliver(A, B, Open(f"s{number}{A}", 1, 0, stages, A, 16, 0.0, 1.0, 0, 0, (), 15, 60.0))
+            network.deliver(A, B, Resume(f"s{number}{A}", 1, 0, 0))
         await asyncio.sleep(0.01)
-        flood = Hidden("s0", 1, 0, 0, False, "float32", (100, 1), bytes(400))
+        flood = Hidden("s0" + A, 1, 0, 0, False, "float32", (100, 1), bytes(400))
         for _ in range(11):
             network.deliver(A, B, flood)
         await asyncio.sleep(0.01)
-        assert list(network.executors[B].open) == [("s1", 3)], "the flood cost its own session alone"
+        assert list(network.executors[B].open) == [("s1" + A, 3)], "the flood cost its own session alone"
         for _ in range(9):
-            network.deliver(A, B, replace(flood, session="s1"))
+            network.deliver(A, B, replace(flood, session="s1" + A))
             await asyncio.sleep(0.001)
-        assert ("s1", 3) in network.executors[B].open, "what was worked off does not count"
+        assert ("s1" + A, 3) in network.executors[B].open, "what was worked off does not count"
 
 
 async def test_frames_from_the_wrong_peer_change_nothing() -> None:

@@ -13,7 +13,7 @@ from support.wires import GREEDY, A, B, C, D, Wires, chain, expected, settled
 
 from p2pllm.errors import NoRouteError
 from p2pllm.scheduling import Chain, PeerId
-from p2pllm.serving import trouble
+from p2pllm.serving.entry import trouble
 from p2pllm.serving.entry.generation import Generation, Generator
 from p2pllm.transport import (
     Failed,

@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 from p2pllm.errors import BusyError, RequestError, SessionError
-from p2pllm.execution import Activation, StageOutput
+from p2pllm.execution import Activation, ExecutorStats, StageOutput
 
-__all__ = ["CONTEXT", "HIDDEN", "LAYERS", "Bounded", "Clock"]
+__all__ = ["BLOCKS", "CONTEXT", "HIDDEN", "LAYERS", "Bounded", "Clock", "stats_of"]
 
 LAYERS, CONTEXT, HIDDEN = 6, 64, 2
+BLOCKS = 1000
 
 Key = tuple[str, int]
 
@@ -24,6 +25,11 @@ class Clock(asyncio.SelectorEventLoop):
         return self.now
 
 
+def stats_of(kv_blocks_free: int) -> ExecutorStats:
+    """An executor that has nothing to do, with so much left of ``BLOCKS``."""
+    return ExecutorStats(0.0, 0.0, 0.0, 0, 0, BLOCKS, kv_blocks_free, 0, 0, 0)
+
+
 class Bounded:
     """An executor that refuses what a real one refuses, and keeps nothing but lengths."""
 
@@ -32,6 +38,8 @@ class Bounded:
         """How many tokens each session has."""
         self.runs = 0
         self.breaks = False
+        self.blocks_free = BLOCKS
+        """As it says, whatever is open."""
         self.free = asyncio.Event()
         """Nothing gets done while this is not set."""
         self.free.set()
@@ -72,6 +80,9 @@ class Bounded:
         await self._turn(key)
         self.open[key] = min(position, self.open[key])
         return self.open[key]
+
+    def stats(self) -> ExecutorStats:
+        return stats_of(self.blocks_free)
 
     def release(self, key: Key, prefix: bytes = b"") -> None:
         self.open.pop(key, None)

@@ -130,25 +130,30 @@ class Chaos:
 
     async def _watch(self) -> None:
         """Note when a layer has no holder."""
-        clock, since = asyncio.get_running_loop().time, None
+        clock = asyncio.get_running_loop().time
         while True:
-            if self.covered() and since is not None:
+            while self.covered():
+                await asyncio.sleep(0.02)
+            self.done["hole"] += 1
+            since = max([clock(), *(until for _, until in self.holes)])
+            try:
+                while not self.covered():
+                    await asyncio.sleep(0.02)
+            finally:
                 self.holes.append((since, clock() + SEEN_S))
-                since = None
-            elif not self.covered() and since is None:
-                since = clock()
-                self.done["hole"] += 1
-            await asyncio.sleep(0.02)
 
     def excuses(self, entry: Member, began: float, ended: float) -> bool:
         """Whether a request may have failed: its entry was struck, or links were cut, or there was no way."""
         struck = any(began - FREEZE_S <= when <= ended for when in [*entry.struck, *self.cuts])
-        open_holes = [*self.holes, *([] if self.covered() else [(0.0, ended)])]
-        return struck or any(since <= ended and began <= until for since, until in open_holes)
+        return struck or self.missing_s(began, ended) > 0
 
     def missing_s(self, began: float, ended: float) -> float:
         """For how long of that time there was no way on (s)."""
         return sum(max(0.0, min(ended, until) - max(began, since)) for since, until in self.holes)
+
+    def stopped_s(self, entry: Member, began: float, ended: float) -> float:
+        """For how long of that time the entry itself was frozen (s), at most."""
+        return FREEZE_S * sum(began - FREEZE_S <= when <= ended for when in entry.struck)
 
     def told(self, entry: Member, times: list[float]) -> str:
         """One line on a request, for whoever must find out what went wrong."""

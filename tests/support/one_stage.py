@@ -28,7 +28,7 @@ from support.bounded import CONTEXT, HIDDEN, Bounded, Clock
 
 __all__ = ["INBOX", "SEATS", "OneStage"]
 
-SEATS, SEATS_OF_ONE, INBOX, WAITING_BYTES = 4, 3, 4, 200
+SEATS, INBOX, WAITING_BYTES = 4, 4, 200
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class OneStage:
     def __init__(self, own: PeerId) -> None:
         self._patches = [
             patch("p2pllm.serving.stage.stages.MAX_SEATS", SEATS),
-            patch("p2pllm.serving.stage.stages.MAX_SEATS_OF_ONE", SEATS_OF_ONE),
             patch("p2pllm.serving.stage.stages.MAX_WAITING_BYTES", WAITING_BYTES),
             patch("p2pllm.serving.stage.seat._INBOX", INBOX),
         ]
@@ -101,8 +100,9 @@ class OneStage:
             assert len(refusals) <= isinstance(message, Open | Reroute)
             assert all(peer == sender and isinstance(it, Failed) for peer, it in refusals)
             del self._sent[sent:]
-        elif not isinstance(message, Tokens | Hidden | Token):
-            assert all(after.get(seat) == state for seat, state in before.items() if seat.entry != sender)
+        elif not isinstance(message, Hidden):  # a flood costs whoever has asked for most
+            others = (seat for seat in before if seat.plan.session != message.session)
+            assert all(after.get(seat) == before[seat] for seat in others)
         for seat in before.keys() & after.keys():
             plan = before[seat][0]
             assert seat.plan is plan or seat.plan.generation > plan.generation
@@ -119,6 +119,7 @@ class OneStage:
         for seat in seats:
             peer, start, end = seat.plan.stages[seat.plan.stage]
             assert (peer, self.executor.spans[seat.key]) == (self._own, (start, end))
+            assert seat.plan.session.endswith(seat.entry)
             waiting: Any = seat.inbox._queue  # type: ignore[attr-defined]
             assert seat.waiting_bytes == sum(len(it.data) for it in waiting if isinstance(it, Hidden))
         assert sum(seat.waiting_bytes for seat in seats) <= WAITING_BYTES
@@ -148,7 +149,7 @@ class OneStage:
             assert any(seat.resumed.is_set() and message.position >= seat.forward_from for seat in seats)
 
     def _at(self, stage: int, message: Any) -> list[Seat]:
-        """Who speaks so; two entries may have chosen the same name for a session."""
+        """Who speaks so."""
         address = message.session, stage, message.generation
         return [seat for seat in self.seats if seat.address == address]
 
@@ -168,10 +169,11 @@ class OneStage:
         """Whether this peer may move a seat by that, or take one."""
         mine = [seat for seat in self.seats if seat.plan.session == message.session]
         match message:
-            case Open() | Reroute():
-                key = message.session, message.stages[message.stage][1]
-                is_own = any(seat.key == key and seat.entry == sender for seat in mine)
-                return is_own or (isinstance(message, Open) and message.entry == sender)
+            case Open():
+                return bool(message.entry == sender and message.session.endswith(sender))
+            case Reroute():
+                start = message.stages[message.stage][1]
+                return any(seat.key[1] == start and seat.entry == sender for seat in mine)
             case Close() | Renew():
                 return any(seat.entry == sender for seat in mine)
         return any(_listens(seat, sender, message) for seat in self._at(message.stage, message))

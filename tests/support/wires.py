@@ -15,12 +15,13 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from p2pllm.errors import BusyError, LinkError, NoRouteError, RequestError, SessionError
-from p2pllm.execution import Activation, SamplingParams, StageOutput
+from p2pllm.execution import Activation, ExecutorStats, SamplingParams, StageOutput
 from p2pllm.scheduling import Chain, PeerId, Stage
 from p2pllm.serving.entry.generation import Generation, Generator
 from p2pllm.serving.entry.request import Network
 from p2pllm.serving.stage.stages import Stages
 from p2pllm.transport import Failed, Message, Opened, Token
+from support.bounded import BLOCKS, stats_of
 
 LAYERS = 6
 VOCABULARY = 97
@@ -124,6 +125,9 @@ class StandIn:
         for number, name in enumerate(names(prefix), 1):
             assert len(tokens) >= 16 * number, "only what was fed can be kept"
             self.kept[self.owners[key], name] = tokens[: 16 * number]
+
+    def stats(self) -> ExecutorStats:
+        return stats_of(BLOCKS)
 
     def drop(self) -> None:
         """Let go of all layers, and of the sessions on them."""

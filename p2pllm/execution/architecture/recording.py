@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["Recorded"]
 
-_MOST_ROWS: Final = 32
+_MOST_ROWS: Final = 16
 """With more of them it is the computing that takes time."""
 _MOST_RECORDINGS: Final = 128
 

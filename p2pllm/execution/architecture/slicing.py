@@ -183,7 +183,10 @@ class SlicedModel:
 
     def run(self, ragged: Ragged, start: int, end: int) -> Tensor:
         """Hidden states after layers [start, end): (tokens, hidden), before the final norm."""
-        return self._pass((start, end), ragged.rows, ragged.positions, ragged)
+        rows = ragged.rows
+        # Prompts come in pieces of any length: there is nothing to gain from recording each.
+        run = self._pass if rows.shape[1] == len(ragged.segments) else self._run
+        return run((start, end), rows, ragged.positions, ragged)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocabulary) in float32, from hidden states (rows, hidden) after the last layer."""

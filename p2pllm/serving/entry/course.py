@@ -64,6 +64,7 @@ class Course:
         self._attempts = 0
         self._waited_s = 0.0
         self._lost_s: float | None = None
+        """Since when there has been no chain, after something had failed; None while there is one."""
         self._untold: dict[str, object] = {}
         self._handing_over: asyncio.Task[tuple[Chain, int]] | None = None
 
@@ -151,6 +152,8 @@ class Course:
         session = self._session
         while self._attempts < ATTEMPTS:
             self._attempts += 1
+            if self._trouble.last is not None and self._lost_s is None:
+                self._lost_s = self._now()
             chain, ready = ready or await self._way_on(), None
             work_s = self._router.work_s(chain)
             try:
@@ -171,7 +174,6 @@ class Course:
         problem = self._trouble.note(problem, now)
         session = self._session
         log.info("stage_lost", session=session.id[:8], cause=problem.cause, reason=str(problem))
-        self._lost_s = now if self._lost_s is None else self._lost_s
         if problem.cause == "busy" and not session.transcript.count:
             session.let_go()
         elif problem.cause in ("lost", "busy"):

@@ -47,7 +47,7 @@ class Session:
     """Use within ``opened``. Frames for it arrive through ``receive``."""
 
     def __init__(self, request: Generation, network: Network) -> None:
-        self.id = secrets.token_hex(16)
+        self.id = secrets.token_hex(12) + network.own
         self.request = request
         self.transcript = Transcript(request, network.vocabulary)
         self.chain = Chain((), 0.0)

@@ -1,9 +1,10 @@
 """Which requests an entry takes in, and when each of them may start. Pure.
 
 They wait in a fair queue. The first may start when fewer run than the measured limit allows, and when the
-view promises a chain with KV cache for it that is not crowded by others. Beside that limit there is some room
-for clients of whom nothing runs, so that they need not wait for those who have all the places. What was
-started and met no KV cache after all comes back, before those that came later.
+view promises a chain with KV cache for it that is not crowded by others. Beside those there is some room for
+clients of whom nothing runs, so that they need not wait for those who have all the places, and may have more
+of them than a limit that has come down since would allow. What was started and met no KV cache after all
+comes back, before those that came later.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Admission:
         self.look_at = 0.0
         """There is nothing to start before."""
         self._queue = FairQueue()
+        self._beside: list[Ticket] = []
+        """Those that were started in the room for newcomers and have no place of the others yet."""
         self._pause_s = LOOK_AGAIN_S
         self._missing: tuple[tuple[int, int], ...] = ()
         self._service_s = FIRST_SERVICE_S
@@ -112,12 +115,12 @@ class Admission:
         if now < self.look_at:
             return None
         limit, running = self.limit.value, self._queue.running
-        if running < limit:
-            ticket = self._queue.first()
-        elif running < limit + max(1, int(NEWCOMERS * limit)):
-            ticket = self._queue.first(newcomers=True)
-        else:
-            ticket = None
+        while self._beside and running - len(self._beside) < limit:
+            self._beside.pop(0)
+        is_full = running >= limit
+        if is_full and len(self._beside) >= max(1, int(NEWCOMERS * limit)):
+            return None
+        ticket = self._queue.first(newcomers=is_full)
         if ticket is None:
             return None
         seen = outlook(ticket)
@@ -126,6 +129,8 @@ class Admission:
             self._pause(now)
             return None
         self._queue.start(ticket)
+        if is_full:
+            self._beside.append(ticket)
         return ticket
 
     def began(self, waited_s: float) -> None:
@@ -137,6 +142,7 @@ class Admission:
     def put_back(self, ticket: Ticket, error: P2PLLMError, now: float) -> None:
         """A request that was started got no chain, for this reason: it waits on, and all others with it."""
         self._queue.put_back(ticket)
+        self._stop(ticket)
         self._missing = error.missing if isinstance(error, NoRouteError) else ()
         self._pause(now)
 
@@ -158,6 +164,7 @@ class Admission:
     def end(self, ticket: Ticket, cost: float, service_s: float, now: float) -> None:
         """A request that was started is over: it took so much work, and so much time."""
         self._queue.end(ticket, cost)
+        self._stop(ticket)
         self.look_at = now  # its KV cache is free
         self._ended += 1
         self._service_s += (service_s - self._service_s) / min(self._ended, RECENT)
@@ -165,6 +172,11 @@ class Admission:
     def each_s(self) -> float:
         """Time between two ends of requests, at the present pace (s)."""
         return self._service_s / max(1, self._queue.running)
+
+    def _stop(self, ticket: Ticket) -> None:
+        """It runs no more."""
+        if ticket in self._beside:
+            self._beside.remove(ticket)
 
     def _pause(self, now: float) -> None:
         """Start nothing for a while."""

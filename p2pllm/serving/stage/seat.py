@@ -86,6 +86,16 @@ class Seat:
         """Around the ring: before the first stage comes the last."""
         return self.plan.stages[self.plan.stage - 1][0]
 
+    def objection(self, sender: PeerId, own: PeerId) -> str:
+        """Why ``sender`` may not ask peer ``own`` for this seat, or an empty string."""
+        plan = self.plan
+        objections = {
+            "only the entry itself may open a session": plan.entry != sender,
+            "a session's id ends with its entry": not plan.session.endswith(plan.entry),
+            "this stage is not mine": plan.stages[plan.stage][0] != own,
+        }
+        return next((objection for objection, holds in objections.items() if holds), "")
+
     def accepts(self, sender: PeerId, work: StageWork) -> bool:
         """Whether ``sender`` is the one peer that may send this kind of work to this stage."""
         match work:

@@ -1,4 +1,7 @@
-"""All seats of a peer, found by what frames say. For the event loop's thread."""
+"""All seats of a peer, found by what frames say. For the event loop's thread.
+
+A session's id ends with its entry, so no entry can have seats that another one's frames find.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Seats:
         return [seat for seat in self._of.get(session, ()) if seat.entry == entry]
 
     def holding(self, session: str, start: int) -> Seat | None:
-        """The one whose layers begin at ``start``, whoever its entry is."""
+        """The one whose layers begin at ``start``."""
         return next((seat for seat in self._of.get(session, ()) if seat.key[1] == start), None)
 
     def waiting_bytes(self) -> int:

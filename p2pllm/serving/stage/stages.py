@@ -7,7 +7,6 @@ entry that crashed; and it stays when a neighbour is lost, until the entry has f
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ from p2pllm.errors import BusyError, LinkError, P2PLLMError, RequestError, Unrea
 from p2pllm.execution import SamplingParams
 from p2pllm.scheduling import PeerId
 from p2pllm.serving.stage.duty import Duty
+from p2pllm.serving.stage.entry_shares import crowded_out
 from p2pllm.serving.stage.seat import RESERVED_S, Seat, StageWork, size_of
 from p2pllm.serving.stage.seats import Seats
 from p2pllm.transport import (
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["Stages"]
 
 MAX_SEATS = 1024
-MAX_SEATS_OF_ONE = 512
-"""Of one entry: others get a seat beside one that takes all it can."""
-
 MAX_WAITING_BYTES = 2**29
 """Hidden states that may wait here in all, whoever sent them."""
 
@@ -156,10 +153,12 @@ class Stages:
 
     def _open(self, sender: PeerId, plan: Open, now: float) -> None:
         seat = Seat(plan, now + RESERVED_S)
-        old = self._seats.holding(*seat.key)
-        if old is not None and old.entry == sender and old.plan.generation < plan.generation:
-            self._vacate(old)
-        refusal = self._refusal(sender, seat)
+        refusal = seat.objection(sender, self._own)
+        if not refusal:
+            old = self._seats.holding(*seat.key)
+            if old is not None and old.plan.generation < plan.generation:
+                self._vacate(old)
+            refusal = self._refusal(seat)
         if not refusal:
             try:
                 seat.held = seat.position = self._reserve(seat)
@@ -197,19 +196,17 @@ class Stages:
             case Where():
                 self._tell(seat.entry, Opened(*seat.address, seat.position, seat.pace(now)))
 
-    def _refusal(self, sender: PeerId, seat: Seat) -> str:
-        """Why this cannot be a seat here, or an empty string."""
-        plan = seat.plan
-        taken = Counter(other.entry for other in self._seats)
+    def _refusal(self, seat: Seat) -> str:
+        """Why there is no room for this here, or an empty string."""
         refusals = {
             "this peer is not serving": self._tasks is None,
-            "only the entry itself may open a session": plan.entry != sender,
-            "this stage is not mine": plan.stages[plan.stage][0] != self._own,
             "the session is open already": self._seats.holding(*seat.key) is not None,
             "this peer takes no new sessions: it is leaving": not self.accepting,
-            "too many sessions": taken.total() >= MAX_SEATS or taken[sender] >= MAX_SEATS_OF_ONE,
+            "too many sessions": len(self._seats) >= MAX_SEATS,
         }
-        return next((refusal for refusal, holds in refusals.items() if holds), "")
+        refusal = next((refusal for refusal, holds in refusals.items() if holds), "")
+        others = (other.plan for other in self._seats)
+        return refusal or crowded_out(seat.plan, others, self._executor.stats(), MAX_SEATS)
 
     def _work(self, sender: PeerId, work: StageWork) -> None:
         seat = self._seats.at(work.session, work.stage, work.generation)
