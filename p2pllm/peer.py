@@ -249,7 +249,6 @@ class Peer:
             own=self._own,
             send=self._links.send,
             connect=self._connect,
-            ping=self._links.ping,
             eos=tokenizer.eos_ids,
             vocabulary=self._checkpoint.vocabulary,
             numerics=self._numerics,

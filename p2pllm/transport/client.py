@@ -66,7 +66,7 @@ class Client:
             raise LinkError(str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
             hint = "" if certificate else f"; if it encrypts its links, {MISMATCH}"
-            raise LinkError(f"{error}{hint}") from None
+            raise LinkError(f"{str(error) or 'it hung up'}{hint}") from None
 
     async def close(self) -> None:
         """Forget all connections that are not in use."""

@@ -220,16 +220,17 @@ class Token:
 class Failed:
     """Stage → entry: this session cannot go on here.
 
-    With "unreached" ``peer``, a neighbour in the chain, cannot be reached from here; with "leaving" this peer
-    goes soon. In both cases the stage waits for a Reroute with all that it holds, and in the second it works
-    meanwhile. Otherwise it has freed everything: it was too "busy", or something is wrong ("broken").
+    With "cut" the link to ``peer``, a neighbour in the chain, has broken, and frames may be lost with it;
+    with "unreached" there is no way to it from here; with "leaving" this peer goes soon. In all these cases
+    the stage waits for a Reroute with all that it holds, and in the last it works meanwhile. Otherwise it has
+    freed everything: it was too "busy", or something is wrong ("broken").
     """
 
     kind: ClassVar[int] = 6
     session: SessionId
     stage: StageIndex
     generation: Generation
-    cause: Annotated[str, choice("broken", "busy", "leaving", "unreached")]
+    cause: Annotated[str, choice("broken", "busy", "cut", "leaving", "unreached")]
     reason: Reason
     peer: PeerOrNone = ""
 

@@ -89,10 +89,13 @@ def check(made: Chaos, outcomes: list[Outcome], reference: Reference) -> None:
     for outcome in outcomes:
         began, ended = outcome.times[0], outcome.times[-1]
         excused = made.excuses(outcome.entry, began, ended)
+        beside = [other for other in outcomes if other.entry is outcome.entry]
         for earlier, later in itertools.pairwise(outcome.times):
             patience = HANG_S + made.stopped_s(outcome.entry, earlier, later)
-            if earlier == began:  # it waits in the queue until somebody holds every layer again
-                patience += made.missing_s(earlier, later)
+            if earlier == began:
+                # It waits in the queue for those before it, and until somebody holds every layer again.
+                before = sum(other.times[0] < began < other.times[-1] for other in beside)
+                patience += HANG_S * before + made.missing_s(earlier, later)
             assert later - earlier <= patience, f"{outcome.failure or 'an answer'} after that long"
         if outcome.failure:
             assert excused, f"for no reason, after {ended - began:.1f} s: {outcome.failure}"

@@ -32,6 +32,7 @@ async def test_what_was_put_off_long_ago_leaves_a_loss_all_its_time(
                 (session,) = generator._sessions.values()
                 session.lose(StageLostError({B}, "there is nobody better", cause=cause))
             elif len(tokens) == 6:
+                assert network.blamed == set()
                 passed = 60.0
             elif len(tokens) == 8:
                 network.kill(B)

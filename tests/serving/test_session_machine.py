@@ -211,7 +211,7 @@ class Stage(RuleBasedStateMachine):
         if weather == "unlinked":
             it.down.add(peer)
             it.settle(lambda: it.stages.peer_down(peer))
-            assert all(peer != seat.entry for seat in it.seats)
+            assert all(seat.task is None for seat in it.seats if seat.entry == peer)
 
     @rule(seconds=st.sampled_from((*(LEASE_S / 3,) * 6, LEASE_S + 1)))
     def time_passes(self, seconds: float) -> None:

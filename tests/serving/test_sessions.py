@@ -222,6 +222,7 @@ async def test_closing_the_stream_frees_the_chain() -> None:
 async def test_a_session_ends_with_its_entry_and_with_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2pllm.serving.stage.stages.RESERVED_S", 1.0)
     monkeypatch.setattr("p2pllm.serving.stage.stages.SWEEP_S", 0.05)
+    monkeypatch.setattr("p2pllm.serving.stage.seat.ORPHANED_S", 0.2)
     network = Wires({A: (0, 6), B: (0, 1)})
     async with network.running():
         plan = Open("s1" + B, 0, 0, ((A, 0, 6),), B, 16, 0.0, 1.0, 0, 0, (), 15, 60.0)
@@ -257,13 +258,14 @@ async def test_open_and_close_in_one_breath_leave_no_seat() -> None:
 
 
 @pytest.mark.parametrize("told", [A, B])
-async def test_a_link_that_breaks_between_two_stages_is_told_at_once(told: PeerId) -> None:
-    """Both peers live and answer pings; only they know that a frame between them may be lost."""
+async def test_a_link_that_breaks_between_two_stages_is_mended_at_once(told: PeerId) -> None:
+    """Both peers live and answer; only they know that a frame between them may be lost."""
     network = Wires({A: (0, 3), B: (3, 6), C: (3, 6), D: (0, 3)})
     lost: list[Message] = []
 
     def drop(sender: PeerId, message: Message) -> Message | None:
-        if sender in (A, B) and isinstance(message, Hidden | Token) and message.position == 5:
+        is_here = sender in (A, B) and isinstance(message, Hidden | Token) and message.generation == 0
+        if is_here and message.position == 5:  # type: ignore[attr-defined]
             lost.append(message)
             return None
         return message
@@ -279,6 +281,27 @@ async def test_a_link_that_breaks_between_two_stages_is_told_at_once(told: PeerI
         async with asyncio.timeout(1):  # far less than the deadline of a silent stage
             assert await task == expected([1, 2], 12)
         await settled(network)
+    told_anew = {target for _, target, it in network.sent if isinstance(it, Open | Reroute) and it.generation}
+    assert told_anew == {A, B}, "both stay"
+    assert generator.recomputed_layer_tokens <= 6, "no more than what was lost"
+    assert network.blamed == set()
+
+
+async def test_a_link_between_an_entry_and_a_stage_that_breaks_is_mended_at_once() -> None:
+    network = Wires({A: (0, 3), B: (3, 6), C: (3, 6), D: (0, 1)})
+    generator = network.entry(D, chain((A, 0, 3), (B, 3, 6)), chain((A, 0, 3), (C, 3, 6)))
+    tokens: list[int] = []
+    async with network.running():
+        async with aclosing(generator.generate(Generation((1, 2), GREEDY, 12))) as stream:
+            async for event in stream:
+                tokens.append(event.token)
+                if len(tokens) == 5:
+                    generator.peer_down(B)
+                    network.stages[B].peer_down(D)
+        await settled(network)
+    assert tokens == expected([1, 2], 12)
+    assert generator.recomputed_layer_tokens == 0
+    assert not any(target == C for _, target, _ in network.sent)
 
 
 async def test_a_hop_that_does_not_work_is_no_reason_to_avoid_its_ends() -> None:
@@ -293,7 +316,7 @@ async def test_a_hop_that_does_not_work_is_no_reason_to_avoid_its_ends() -> None
             raise LinkError("it does not answer")
         await reach(target)
 
-    network.stages[A]._connect = not_b
+    network.stages[A]._duty._connect = not_b
     async with network.running():
         generator = network.entry(D, chain((A, 0, 3), (B, 3, 6)), chain((A, 0, 3), (C, 3, 6)))
         assert await collect(generator, [2], 6) == expected([2], 6)

@@ -142,6 +142,15 @@ def test_where_all_are_slow_it_is_the_load() -> None:
     assert chain.asked > 5
 
 
+def test_the_load_is_what_makes_most_stages_slow() -> None:
+    chain = Chain()
+    assert chain.suspicion.load == 1.0
+    for step_s, load in ((0.03, 3.0), (0.005, 1.0)):
+        chain.answers = [(FED, step_s), (FED, 1.0), (FED, step_s)]
+        chain.run(2)
+        assert chain.suspicion.load == load
+
+
 def test_who_is_slow_for_a_moment_is_no_straggler() -> None:
     chain = Chain()
     for _ in range(5):
@@ -149,6 +158,13 @@ def test_who_is_slow_for_a_moment_is_no_straggler() -> None:
         assert chain.decode(1.5, 0.3) is None
         chain.answers[1] = (0, 0.02)
         assert chain.decode(1.5, 0.3) is None
+
+
+def test_who_was_slow_once_and_then_waits_for_another_is_no_straggler() -> None:
+    chain = Chain()
+    chain.decode(5, STEP_S)
+    chain.answers = [(chain.fed - 1, 0.01), (chain.fed - 1, 0.3), (chain.fed - 1, 0.01)]
+    assert chain.run(2.9) is None
 
 
 def test_an_entry_that_was_held_up_itself_blames_nobody() -> None:

@@ -17,6 +17,8 @@ A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
         ("busy", "", ({A}, "busy", None)),
         ("leaving", "", ({A}, "leaving", None)),
         ("unreached", B, (set(), "lost", (A, B))),
+        ("cut", B, (set(), "cut", (A, B))),
+        ("cut", C, ({A}, "lost", None)),
         ("unreached", C, ({A}, "lost", None)),  # no neighbour of its
     ],
 )
@@ -44,6 +46,15 @@ def test_complaints_sever_a_hop_in_both_directions() -> None:
     assert trouble.complaints(10.5) == {(A, B)}
     assert trouble.severed(10.5) == {(A, B), (B, A)}
     assert trouble.severed(11.1) == set()
+
+
+def test_a_link_that_was_cut_may_be_tried_again_but_not_for_ever() -> None:
+    trouble = Trouble()
+    for _ in range(2):
+        problem = StageLostError((), "the link broke", cause="cut", hop=(A, B))
+        assert trouble.note(problem, 10.0) is problem
+        assert not trouble.avoided(10.0) | trouble.severed(10.0)
+    assert trouble.note(problem, 10.0).peers == {A}
 
 
 def test_who_complains_of_everybody_is_the_problem() -> None:

@@ -83,9 +83,6 @@ class Chaos:
         self.holes: list[tuple[float, float]] = []
         """From when to when some layer had no holder that was well, with the time it takes to get about."""
 
-        self.cuts: list[float] = []
-        """When links were cut."""
-
         self.done: dict[str, int] = dict.fromkeys(("kill", "freeze", "cut", "hole"), 0)
         self._rng = rng
         self._began = asyncio.get_running_loop().time()
@@ -112,7 +109,6 @@ class Chaos:
         kind, ruthless = rng.choice(("kill", "freeze", "cut")), rng.random() < 0.15
         if kind == "cut":
             self.done[kind] += any(rng.choice(self.members).proxy.cut(rng) for _ in range(3))
-            self.cuts.append(asyncio.get_running_loop().time())
             return
         well = [member for member in self.members if member.well]
         targets = [member for member in well if ruthless or self._covered(set(well) - {member})]
@@ -143,9 +139,8 @@ class Chaos:
                 self.holes.append((since, clock() + SEEN_S))
 
     def excuses(self, entry: Member, began: float, ended: float) -> bool:
-        """Whether a request may have failed: its entry was struck, or links were cut, or there was no way."""
-        struck = any(began - FREEZE_S <= when <= ended for when in [*entry.struck, *self.cuts])
-        return struck or self.missing_s(began, ended) > 0
+        """Whether a request may have failed: its entry was struck, or there was no way."""
+        return self.stopped_s(entry, began, ended) > 0 or self.missing_s(began, ended) > 0
 
     def missing_s(self, began: float, ended: float) -> float:
         """For how long of that time there was no way on (s)."""

@@ -198,8 +198,8 @@ class Wires:
 
     def kill(self, peer: PeerId) -> None:
         self.down.add(peer)
-        for other in self.executors:
-            self.stages[peer].peer_down(other)
+        for seat in self.stages[peer]._seats:
+            self.stages[peer]._vacate(seat)
         for generator in self.generators.values():
             generator.peer_down(peer)
         for stages in self.stages.values():
@@ -251,7 +251,6 @@ class Wires:
             own=peer,
             send=self.sender(peer),
             connect=self.connector(peer),
-            ping=self.pinger(peer),
             eos=frozenset({EOS}),
             vocabulary=VOCABULARY,
             numerics=self.numerics.__getitem__,
@@ -264,13 +263,6 @@ class Wires:
             rng=random.Random(peer),
         )
         return self.generators[peer]
-
-    def pinger(self, source: PeerId) -> Callable[[PeerId], Any]:
-        async def ping(target: PeerId) -> float:
-            await self.connector(source)(target)
-            return 0.0
-
-        return ping
 
     def idle(self) -> bool:
         return not any(executor.open for executor in self.executors.values())

@@ -167,7 +167,7 @@ messages = st.one_of(
         sessions,
         indices,
         generations,
-        st.sampled_from(["broken", "busy", "leaving", "unreached"]),
+        st.sampled_from(["broken", "busy", "cut", "leaving", "unreached"]),
         reasons,
         st.just("") | peers,
     ),

@@ -48,10 +48,7 @@ log = structlog.get_logger()
 class Course:
     """Keeps one session on a chain."""
 
-    def __init__(
-        self, session: Session, router: Router, rng: random.Random, *, patience_s: float = 0.0
-    ) -> None:
-        """``patience_s`` is how long the request may wait for its first chain."""
+    def __init__(self, session: Session, router: Router, rng: random.Random) -> None:
         self.reroutes = 0
         self.recomputed = 0
         """Layer-tokens that were computed more than once."""
@@ -59,8 +56,7 @@ class Course:
         self._router = router
         self._rng = rng
         self._trouble = Trouble()
-        self._began_s = self._token_s = self._now()
-        self._patience_s = patience_s
+        self._token_s = self._now()
         self._attempts = 0
         self._waited_s = 0.0
         self._lost_s: float | None = None
@@ -90,7 +86,7 @@ class Course:
         working = {stage.peer for stage in self._session.chain.stages}
         problems = [each for each in problems if each.hop is not None or each.peers & working]
         recomputed = self.recomputed
-        if any(each.cause in ("lost", "busy") for each in problems):
+        if any(each.cause in ("lost", "busy", "cut") for each in problems):
             await self.aclose()
             await self._establish()
         elif not (problems and await self._hand_over(problems)):
@@ -127,6 +123,8 @@ class Course:
         if task is None:
             chain = self._better(problems[0])
             if chain is not None:
+                if problems[0].cause == "slow":
+                    self._router.blame(problems[0].peers)
                 self._handing_over = task = asyncio.create_task(self._prepare(chain))
                 task.add_done_callback(lambda _: self._session.lose(problems[0]))
                 return False
@@ -178,7 +176,7 @@ class Course:
             session.let_go()
         elif problem.cause in ("lost", "busy"):
             session.let_go(peers=problem.peers)
-        if problem.cause in ("lost", "slow"):
+        if problem.cause == "lost":
             self._router.blame(problem.peers)
 
     async def _way_on(self) -> Chain:
@@ -188,7 +186,7 @@ class Course:
             try:
                 return self._route()
             except NoRouteError as error:
-                if self._now() >= self._give_up_s():
+                if not self._may_wait():
                     raise self._final(error) from error
             if not self._session.transcript.count:
                 self._session.let_go()  # others may wait for just that
@@ -230,14 +228,14 @@ class Course:
         is_better = problem.cause == "leaving" or 2 * chain.latency_s < self._session.interval_s
         return chain if is_better and self._session.transcript.count else None
 
-    def _give_up_s(self) -> float:
-        """When to wait no longer for a way."""
-        trouble, session = self._trouble.last, self._session
-        until = self._began_s if session.transcript.count else self._began_s + self._patience_s
-        if trouble is not None and self._lost_s is not None:
-            is_only_busy = trouble.cause == "busy" and not session.transcript.count
-            until = max(until, self._lost_s - self._waited_s + (BUSY_S if is_only_busy else HEAL_S))
-        return until
+    def _may_wait(self) -> bool:
+        """Whether there may still be a way soon; without a first one it is better to wait in the queue."""
+        trouble = self._trouble.last
+        if trouble is None or self._lost_s is None:
+            return False
+        is_only_busy = trouble.cause == "busy" and not self._session.transcript.count
+        waited_s = self._waited_s + self._now() - self._lost_s
+        return waited_s < (BUSY_S if is_only_busy else HEAL_S)
 
     def _final(self, error: NoRouteError | SessionError) -> NoRouteError | BusyError | SessionError:
         """Without any way left, the first cause tells the client more than the last symptom."""

@@ -54,23 +54,25 @@ class Generator:
             session.receive(sender, message)
 
     def peer_down(self, peer: PeerId) -> None:
-        """The link to ``peer`` is gone: so is every stage on it."""
+        """The link to ``peer`` is gone; whether the stages on it are remains to be seen."""
+        cut = StageLostError(
+            (), f"the link to peer {peer[:8]} broke", cause="cut", hop=(peer, self._network.own)
+        )
         for session in self._sessions.values():
             if session.uses(peer):
-                session.lose(StageLostError({peer}, f"peer {peer[:8]} is gone"))
+                session.lose(cut)
 
-    async def generate(self, request: Generation, *, patience_s: float = 0.0) -> AsyncGenerator[Generated]:
+    async def generate(self, request: Generation) -> AsyncGenerator[Generated]:
         """Yield the tokens of one request as they arrive; closing the generator frees the chain everywhere.
 
-        ``patience_s`` is how long to wait for the first chain while some layers have no holder. One that has
-        begun waits at most 5 s for a way on.
+        A request that has had a chain waits at most 5 s for a way on.
 
         Raises: RequestError (can never succeed), NoRouteError (layers without a holder), BusyError (no KV
         cache anywhere), SessionError (broke off); what was yielded stands.
         """
         self._check(request)
         session = Session(request, self._network)
-        course = Course(session, self._router, self._rng, patience_s=patience_s)
+        course = Course(session, self._router, self._rng)
         self._sessions[session.id] = session
         try:
             async with session.opened(), aclosing(course):

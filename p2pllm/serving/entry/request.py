@@ -30,15 +30,14 @@ class Generation:
 class Network:
     """What a session needs of the world around it; ``own`` is the entry itself.
 
-    ``send`` queues a message, ``connect`` brings up a link, ``ping`` measures a round trip (s); all of them
-    raise LinkError. ``eos`` are the ids that end a text, ``vocabulary`` is above all token ids. ``numerics``
-    says how a peer rounds, ``secret`` keys the names of what stages keep for later sessions.
+    ``send`` queues a message, ``connect`` brings up a link; both raise LinkError. ``eos`` are the ids that
+    end a text, ``vocabulary`` is above all token ids. ``numerics`` says how a peer rounds, ``secret`` keys
+    the names of what stages keep for later sessions.
     """
 
     own: PeerId
     send: Callable[[PeerId, Message], None]
     connect: Callable[[PeerId], Awaitable[None]]
-    ping: Callable[[PeerId], Awaitable[float]]
     eos: frozenset[int]
     vocabulary: int
     numerics: Callable[[PeerId], str]

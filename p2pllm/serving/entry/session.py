@@ -81,8 +81,8 @@ class Session:
 
     @property
     def interval_s(self) -> float:
-        """What tokens have been taking lately (s); 0 if that is not known."""
-        return 0.0 if self._suspicion is None else self._suspicion.interval_s
+        """What tokens would take lately (s), were it not for the load on all; 0 if that is not known."""
+        return 0.0 if self._suspicion is None else self._suspicion.interval_s / self._suspicion.load
 
     def uses(self, peer: PeerId) -> bool:
         """Whether anything of this session is at a peer, or is to be."""
@@ -161,6 +161,7 @@ class Session:
         """
         self._begin(chain, self._claim())
         known, resume = self.transcript.known, self.transcript.last
+        await reach({stage.peer for stage in {*chain.stages} - self.newcomers}, self._network.connect)
         for index, stage in enumerate(chain.stages):
             if stage not in self.newcomers:
                 self._tell(index, Reroute(self.id, index, self.generation, rows_of(chain), resume))

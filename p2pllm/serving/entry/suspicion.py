@@ -88,6 +88,12 @@ class Suspicion:
         self._pardoned_s = now
         self._next_look = now
 
+    @property
+    def load(self) -> float:
+        """How many times as long as they should stages take, the slower half of them left out; 1 at least."""
+        ratios = self._ratios().values()
+        return max(1.0, statistics.median_low(ratios)) if len(ratios) > 1 else 1.0
+
     def token(self, now: float) -> None:
         """A token has come."""
         if self._tokens:
@@ -102,10 +108,13 @@ class Suspicion:
     def answer(self, stage: int, position: int, step_s: float, now: float) -> None:
         """A stage has run ``position`` tokens; the last step took ``step_s``, or has so far."""
         self._answered.add(stage)
-        if self._positions.get(stage, (-1, 0.0))[0] != position:
+        before = self._positions.get(stage, (-1, 0.0))[0]
+        is_at_work = (before, self._steps.get(stage)) != (position, step_s)
+        if before != position:
             self._positions[stage] = position, now
         self._steps[stage] = step_s
-        if step_s > max(_SLOW_FACTOR * self._work_s[stage], _SLOW_FLOOR_S):
+        # Who waits for another may have been slow in its last step, and is not the reason.
+        if is_at_work and step_s > max(_SLOW_FACTOR * self._work_s[stage], _SLOW_FLOOR_S):
             self._slow_since.setdefault(stage, now)
         else:
             self._slow_since.pop(stage, None)
@@ -164,10 +173,7 @@ class Suspicion:
     def _straggler(self, now: float) -> Suspect | None:
         if now < self._pardoned_s:
             return None
-        ratios = {
-            stage: taken / max(self._work_s[stage], _SLOW_FLOOR_S / _SLOW_FACTOR)
-            for stage, taken in self._steps.items()
-        }
+        ratios = self._ratios()
         for stage, since in self._slow_since.items():
             others = [ratio for other, ratio in ratios.items() if other != stage]
             is_alone = not others or ratios[stage] > _ALONE_FACTOR * statistics.median(others)
@@ -175,3 +181,10 @@ class Suspicion:
                 taken = f"{self._steps[stage] * 1000:.0f} ms for {self._work_s[stage] * 1000:.0f}"
                 return Suspect((stage,), f"a straggler: it takes {taken}", is_slow=True)
         return None
+
+    def _ratios(self) -> dict[int, float]:
+        """How many times as long as it should each stage takes for a step."""
+        return {
+            stage: taken / max(self._work_s[stage], _SLOW_FLOOR_S / _SLOW_FACTOR)
+            for stage, taken in self._steps.items()
+        }

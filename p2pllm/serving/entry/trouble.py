@@ -13,21 +13,22 @@ from p2pllm.transport import Failed
 
 __all__ = ["Cause", "Pending", "StageLostError", "Trouble", "problem_of"]
 
-Cause = Literal["lost", "busy", "slow", "leaving"]
+Cause = Literal["lost", "busy", "cut", "slow", "leaving"]
 
-_AVOIDED_S: dict[Cause, float] = {"lost": 1.0, "busy": 1.0, "slow": 60.0, "leaving": 600.0}
+_AVOIDED_S: dict[Cause, float] = {"lost": 1.0, "busy": 1.0, "cut": 0.0, "slow": 60.0, "leaving": 600.0}
 """How long a request avoids a peer at all costs; a little longer its entry does where it has a choice."""
 
 _SEVERED_S = 1.0
 _LIAR_HOPS = 2
-"""Who complains of more neighbours than these, and nothing else is wrong with them, is itself the problem."""
+"""Who complains more often, and nothing else is wrong with its neighbours, is itself the problem."""
 
 
 class StageLostError(Exception):
     """The session cannot go on as it is: routes should do without ``peers``.
 
     They are gone, or "busy": they live, but refused; "slow" and "leaving" ones still work. ``hop`` is who
-    complains, and of whom, when only the way between two stages is broken.
+    complains, and of whom, when only the way between two stages is broken; it may be tried again at once if
+    it was "cut".
     """
 
     def __init__(
@@ -43,8 +44,9 @@ def problem_of(failed: Failed, peer: PeerId, neighbours: Collection[PeerId]) -> 
     """What a stage on ``peer`` says of itself or, if it is one of its ``neighbours``, of another."""
     reason = f"{peer[:8]}: {failed.reason}"
     match failed.cause:
-        case "unreached" if failed.peer in neighbours:
-            return StageLostError((), f"{reason} ({failed.peer[:8]})", hop=(peer, failed.peer))
+        case "cut" | "unreached" if failed.peer in neighbours:
+            cause: Cause = "cut" if failed.cause == "cut" else "lost"
+            return StageLostError((), f"{reason} ({failed.peer[:8]})", cause=cause, hop=(peer, failed.peer))
         case "leaving":
             return StageLostError({peer}, reason, cause="leaving")
         case "busy":
@@ -109,7 +111,7 @@ class Trouble:
             self._complaints[source] += 1
             if self._complaints[source] > _LIAR_HOPS:
                 problem = StageLostError({source}, str(problem))
-            else:
+            elif problem.cause == "lost":
                 self._accused[source, target] = now + _SEVERED_S
         # Whoever cannot reach a peer that is gone has said nothing of the way to it.
         self._accused = {hop: until for hop, until in self._accused.items() if hop[1] not in problem.peers}

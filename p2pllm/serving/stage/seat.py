@@ -9,12 +9,15 @@ from p2pllm.scheduling import PeerId
 from p2pllm.serving.stage.rounding import Rounding
 from p2pllm.transport import Hidden, Open, Reroute, Token, Tokens
 
-__all__ = ["RESERVED_S", "Seat", "StageWork", "size_of"]
+__all__ = ["ORPHANED_S", "RESERVED_S", "Seat", "StageWork", "size_of"]
 
 StageWork = Tokens | Hidden | Token
 
 RESERVED_S = 5.0
 """How long a reservation lasts until the session has begun: its entry may have crashed."""
+
+ORPHANED_S = 2.0
+"""How long a seat waits for an entry whose link broke: it may have crashed, or be back at once."""
 
 _INBOX = 8192
 """Frames that may wait for one seat: more prefill chunks than the longest contexts have."""
@@ -133,6 +136,11 @@ class Seat:
             if task is not None:
                 task.cancel()
         self.task = self.errand = None
+
+    def orphan(self, now: float) -> None:
+        """The link to the entry broke: wait for it, but not for long."""
+        self.stop()
+        self.until = min(self.until, now + ORPHANED_S)
 
     def clear(self) -> None:
         """Drop what waits: it belongs to another chain."""

@@ -142,14 +142,15 @@ class Stages:
                     seat.renew(now)
 
     def peer_down(self, peer: PeerId) -> None:
-        """The link to ``peer`` is gone: what it opened ends, and what it was to go on with waits."""
+        """The link to ``peer`` is gone: what it opened, and what it was to go on with, waits."""
+        now = asyncio.get_running_loop().time()
         for seat in self._seats:
             if seat.entry == peer:
-                self._vacate(seat)
+                seat.orphan(now)
             elif peer in (seat.next_peer, seat.previous_peer):
                 # A frame may have been lost with the link, and nothing else would tell.
                 seat.stop()
-                self._tell(seat.entry, Failed(*seat.address, "unreached", "the link broke", peer))
+                self._tell(seat.entry, Failed(*seat.address, "cut", "the link broke", peer))
 
     def _open(self, sender: PeerId, plan: Open, now: float) -> None:
         seat = Seat(plan, now + RESERVED_S)
