@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 if TYPE_CHECKING:
     from support.reference import Reference
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Commands that were run in this process have logs go elsewhere, or nowhere."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
