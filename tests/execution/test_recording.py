@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from p2pllm.execution import open_checkpoint
 from p2pllm.execution.architecture.recording import Recorded
+
+from .conftest import TINY, Chain, load_slice
 
 
 def rows(count: int, seed: int) -> Tensor:
@@ -114,3 +118,26 @@ def test_many_rows_are_not_recorded() -> None:
     for seed in range(5):
         recorded(None, rows(17, seed))
     assert counted.runs == 5
+
+
+@pytest.mark.parametrize("kind", TINY)
+@torch.inference_mode()
+def test_architectures_decode_as_transformers_does_when_recorded(
+    kind: str, saved_model: Callable[[str], tuple[Path, Any]]
+) -> None:
+    """Two sessions, past a window of 6; experts are chosen anew for every token."""
+    directory, whole = saved_model(kind)
+    checkpoint = open_checkpoint(str(directory))
+    slices = [load_slice(checkpoint, 0, 2), load_slice(checkpoint, 2, 4)]
+    chain = Chain(slices, sessions=2)
+    texts = torch.randint(100, (2, 14), generator=torch.Generator().manual_seed(1))
+    chain.step({0: texts[0, :4].tolist(), 1: texts[1, :3].tolist()})
+    for step in range(9):
+        given = chain.step({0: [int(texts[0, 4 + step])], 1: [int(texts[1, 3 + step])]})
+        for session, end in ((0, 5 + step), (1, 4 + step)):
+            expected = whole(texts[session : session + 1, :end]).logits[0, -1]
+            torch.testing.assert_close(given[session][0], expected, atol=1e-4, rtol=0)
+    for it in slices:
+        recorded = it.stage._model._pass._known[(it.start, it.end), 2]
+        assert recorded is not None
+        assert recorded.is_trusted

@@ -3,7 +3,7 @@
 In a step for few rows Python takes longer to find its way through a model's modules than some of what they
 compute: with a small model a quarter of the time. What modules call depends on how many rows there are and
 not on what is in them. So the calls are noted once for each number of rows, with a `TorchFunctionMode`, and
-then made again. Where they depend on values, as when experts are chosen, modules go on to run themselves.
+then made again. Where they do depend on values, the modules go on to run themselves.
 """
 
 from __future__ import annotations
