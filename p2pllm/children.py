@@ -8,6 +8,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -81,6 +82,11 @@ class Child:
         """Raises P2PLLMError if the child has ended."""
         if self._ended or self._process.returncode is not None:
             self._fail()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
 
     async def stop(self) -> None:
         """Ask it to stop, kill it if it does not, and wait until it is gone."""

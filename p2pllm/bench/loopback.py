@@ -8,14 +8,13 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from p2pllm.children import Child, Children
 from p2pllm.errors import P2PLLMError
 from p2pllm.serving import Figures, api_client
 
-__all__ = ["STAGES", "THREADS", "Loopback", "loopback", "spans"]
+__all__ = ["STAGES", "THREADS", "Loopback", "loopback", "peer_command", "shares", "spans"]
 
 STAGES: Final = 3
 THREADS: Final = 1
@@ -49,11 +48,25 @@ class Loopback:
         raise P2PLLMError("the answer ended without its figures")
 
 
-def spans(layers: int, head_layers: float) -> list[str]:
-    """The layers of each peer as ``--layers`` takes them, the head counted as so many layers."""
+def shares(layers: int, head_layers: float) -> list[range]:
+    """The layers of each peer, the head counted as so many layers."""
     share = (layers + head_layers) / STAGES
-    bounds = [0, round(share), round(2 * share), layers]
-    return [f"{start}:{end}" for start, end in itertools.pairwise(bounds)]
+    bounds = [*(round(share * number) for number in range(STAGES)), layers]
+    return [range(start, end) for start, end in itertools.pairwise(bounds)]
+
+
+def spans(layers: int, head_layers: float) -> list[str]:
+    """The same as ``--layers`` takes them."""
+    return [f"{part.start}:{part.stop}" for part in shares(layers, head_layers)]
+
+
+def peer_command(model: str, folder: str) -> list[str]:
+    """What starts a peer on loopback that keeps what it must in ``folder`` and ends with its parent."""
+    return [
+        *(sys.executable, "-m", "p2pllm", "up", "--headless", "--log-json", "--until-eof"),
+        *("--host", "127.0.0.1", "--port", "0", "--api-port", "0", "--model", model),
+        *("--threads", str(THREADS), "--data-dir", folder),
+    ]
 
 
 @asynccontextmanager
@@ -61,9 +74,7 @@ async def loopback(model: str, layers: Sequence[str], options: Sequence[str]) ->
     """Start peers with these ``layers`` and further flags; stop them at the end. Raises P2PLLMError."""
     with tempfile.TemporaryDirectory(prefix="p2pllm-bench-") as folder:
         async with Children() as children:
-            command = [sys.executable, "-m", "p2pllm", "up", "--headless", "--log-json", "--until-eof"]
-            command += ["--host", "127.0.0.1", "--port", "0", "--api-port", "0", "--model", model]
-            command += ["--threads", str(THREADS), "--data-dir", str(Path(folder)), *options]
+            command = [*peer_command(model, folder), *options]
             peers: list[Child] = []
             joining: list[str] = []
             for number, span in enumerate(layers, 1):

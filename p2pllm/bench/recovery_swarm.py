@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from p2pllm.bench.loopback import STAGES, THREADS
+from p2pllm.bench.loopback import peer_command, shares
 from p2pllm.children import Child, Children
 from p2pllm.errors import P2PLLMError
 from p2pllm.scheduling import PeerId
@@ -82,8 +79,7 @@ class Host:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._child is not None:
-            with suppress(ProcessLookupError):
-                self._child._process.send_signal(number)
+            self._child.signal(number)
 
     def _note(self, event: dict[str, Any]) -> None:
         if event["event"] == "session_rerouted":
@@ -180,18 +176,14 @@ def slices(layers: int, head_layers: float) -> list[range]:
 
     With fewer peers two of them would hold all layers, and no chain would have a middle.
     """
-    share = (layers + head_layers) / STAGES
-    bounds = [*(round(share * number) for number in range(STAGES)), layers]
-    return 2 * [range(start, end) for start, end in itertools.pairwise(bounds)]
+    return 2 * shares(layers, head_layers)
 
 
 @asynccontextmanager
 async def held_twice(model: str, layers: Sequence[range]) -> AsyncIterator[HeldTwice]:
     """Start peers with these ``layers`` in float32; stop them at the end. Raises P2PLLMError."""
     with tempfile.TemporaryDirectory(prefix="p2pllm-bench-") as folder:
-        command = [sys.executable, "-m", "p2pllm", "up", "--headless", "--log-json", "--until-eof"]
-        command += ["--host", "127.0.0.1", "--port", "0", "--api-port", "0", "--model", model]
-        command += ["--threads", str(THREADS), "--dtype", "float32", "--data-dir", str(Path(folder))]
+        command = [*peer_command(model, folder), "--dtype", "float32"]
         async with Children() as children:
             hosts = [Host(children, f"peer {number}", command, part) for number, part in enumerate(layers, 1)]
             swarm = HeldTwice(hosts)

@@ -4,7 +4,7 @@ Importing it does not import torch; that happens when an `Executor` loads, a `Ch
 device is chosen.
 """
 
-from p2pllm.execution.blocks import BLOCK_TOKENS
+from p2pllm.execution.blocks import BLOCK_TOKENS, blocks_for
 from p2pllm.execution.checkpoint import Checkpoint, TensorInfo
 from p2pllm.execution.executor import Executor
 from p2pllm.execution.hardware import (
@@ -51,6 +51,7 @@ __all__ = [
     "TensorInfo",
     "TextDecoder",
     "Totals",
+    "blocks_for",
     "check_quant",
     "choose_device",
     "default_dtype",

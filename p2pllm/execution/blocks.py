@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from p2pllm.errors import BusyError
 
-__all__ = ["BLOCK_TOKENS", "BlockPool", "blocks_for", "outputs_layer"]
+__all__ = ["BLOCK_TOKENS", "BlockPool", "blocks_for", "outputs_layer", "slots_of"]
 
 BLOCK_TOKENS = 16
 """Tokens in a block."""
@@ -21,9 +21,16 @@ _ROOM = 16
 """Blocks left free between sessions while there is space, so that they can grow and stay in one piece."""
 
 
-def blocks_for(tokens: int, layers: int) -> int:
+def blocks_for(tokens: int, layers: int = 1) -> int:
     """Blocks that hold ``tokens`` tokens of ``layers`` layers."""
     return -(-tokens // BLOCK_TOKENS) * layers
+
+
+def slots_of(table: NDArray[np.int64], begin: int, end: int) -> NDArray[np.int64]:
+    """Where the tokens at positions [begin, end) are in a slab, for a session with the blocks ``table``."""
+    positions = np.arange(begin, end)
+    slots: NDArray[np.int64] = table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+    return slots
 
 
 def outputs_layer(end: int, layers: int) -> int | None:

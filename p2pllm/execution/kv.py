@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pllm.execution.blocks import BLOCK_TOKENS
+from p2pllm.execution.blocks import BLOCK_TOKENS, blocks_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +146,7 @@ class SessionCache:
 def private_caches(tokens: Sequence[int]) -> list[SessionCache]:
     """Caches for sessions of at most so many tokens each, in a store of their own."""
     store = KvStore()
-    ends = np.cumsum([-(-count // BLOCK_TOKENS) for count in tokens])
+    ends = np.cumsum([blocks_for(count) for count in tokens])
     return [SessionCache(store, {None: numbers}) for numbers in np.split(np.arange(ends[-1]), ends[:-1])]
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2pllm.execution.blocks import BLOCK_TOKENS
+from p2pllm.execution.blocks import BLOCK_TOKENS, blocks_for, slots_of
 from p2pllm.execution.kv import SessionCache, Tables, Target
 
 __all__ = ["Layout", "Part", "Segment", "make_layout"]
@@ -103,17 +103,13 @@ class _Span:
         self.end = segment.position + segment.count
         self.first = 0 if window is None else max(0, segment.position - window + 1)
         self.table = segment.table(window)
-        self.blocks = self.table[self.first // BLOCK_TOKENS : -(-self.end // BLOCK_TOKENS)]
+        self.blocks = self.table[self.first // BLOCK_TOKENS : blocks_for(self.end)]
         self.offset = self.first // BLOCK_TOKENS * BLOCK_TOKENS  # the position of the first slot of blocks
         self.is_straight = len(self.blocks) == 1 or bool((np.diff(self.blocks) == 1).all())
 
     @property
     def slots(self) -> NDArray[np.int64]:
-        positions = np.arange(self.position, self.end)
-        slots: NDArray[np.int64] = (
-            self.table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
-        )
-        return slots
+        return slots_of(self.table, self.position, self.end)
 
     @property
     def enters(self) -> bool:

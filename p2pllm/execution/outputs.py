@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from p2pllm.errors import SessionError
-from p2pllm.execution.blocks import BLOCK_TOKENS
+from p2pllm.execution.blocks import BLOCK_TOKENS, slots_of
 from p2pllm.execution.kv import SessionCache, Target
 from p2pllm.execution.types import Activation
 from p2pllm.execution.work import Work
@@ -23,8 +23,9 @@ __all__ = ["keep_outputs", "read_outputs", "to_activation"]
 
 def keep_outputs(works: Sequence[Work], hidden: Tensor, layer: int) -> None:
     """Keep ``hidden`` (tokens, hidden), the rows of ``works``, in the blocks under this number of a layer."""
-    slots = [slot for it in works for slot in _slots(it.tables[None], it.position, it.position + it.count)]
-    target = Target(torch.tensor(slots, device=hidden.device), None, max(slots) // BLOCK_TOKENS + 1)
+    spans = [slots_of(it.tables[None], it.position, it.position + it.count) for it in works]
+    slots = np.concatenate(spans)
+    target = Target(torch.from_numpy(slots).to(hidden.device), None, int(slots.max()) // BLOCK_TOKENS + 1)
     works[0].cache.store.write(layer, target, hidden.unsqueeze(0))
 
 
@@ -36,16 +37,10 @@ def read_outputs(
     cache.catch_up()
     if not 0 <= start < end <= cache.length:
         raise SessionError(f"outputs {start}:{end} are not kept here, but those of {cache.length} tokens")
-    return to_activation(cache.store.read(layer, torch.tensor(_slots(table, start, end)))[0].cpu())
+    return to_activation(cache.store.read(layer, torch.from_numpy(slots_of(table, start, end)))[0].cpu())
 
 
 def to_activation(hidden: Tensor) -> Activation:
     """Hidden states (tokens, hidden) on the CPU as they are sent."""
     dtype = str(hidden.dtype).removeprefix("torch.")
     return Activation(dtype, tuple(hidden.shape), hidden.contiguous().view(torch.uint8).numpy().tobytes())
-
-
-def _slots(table: NDArray[np.int64], begin: int, end: int) -> list[int]:
-    first = begin // BLOCK_TOKENS
-    blocks = table[first : -(-end // BLOCK_TOKENS)].tolist()
-    return [blocks[at // BLOCK_TOKENS - first] * BLOCK_TOKENS + at % BLOCK_TOKENS for at in range(begin, end)]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pllm.errors import BusyError, SessionError
-from p2pllm.execution.blocks import BLOCK_TOKENS, BlockPool
+from p2pllm.execution.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from p2pllm.execution.kv import Copy, Tables
 from p2pllm.execution.prefix import Node, NodeKey, PrefixCache
 
@@ -95,7 +95,7 @@ class Reservations:
         if outputs is not None:
             layers[None] = (*layers.get(None, ()), outputs)
         made = Reservation(owner, start, end, layers, {}, outputs)
-        most = -(-tokens // BLOCK_TOKENS)
+        most = blocks_for(tokens)
         made.nodes = self._prefixes.match(made.key(name) for name in names[:most])
         made.shared = len(made.nodes)
         made.tables = {
@@ -136,7 +136,7 @@ class Reservations:
         more = {}
         for window, table in reservation.tables.items():
             most = tokens if window is None else max(at_once, min(tokens, window + _SLACK_TOKENS))
-            more[window] = max(0, -(-most // BLOCK_TOKENS) - len(table))
+            more[window] = max(0, blocks_for(most) - len(table))
         layers = reservation.layers
         self._make_room(sum(count * self.pool.cost(layers[window]) for window, count in more.items()))
         reservation.tables = {

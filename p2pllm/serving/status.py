@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from p2pllm.errors import NoRouteError, RequestError
-from p2pllm.execution import BLOCK_TOKENS
+from p2pllm.execution import blocks_for
 from p2pllm.records import MetricsBody
 from p2pllm.scheduling import Chain, ModelSize, uncovered
 from p2pllm.serving.cluster_file import cluster_json
@@ -111,7 +111,7 @@ class Status:
         peers = self.peers()
         if missing := self._uncovered(peers):
             return Outlook(missing=missing)
-        blocks = -(-(prompt + RESERVE_AHEAD) // BLOCK_TOKENS)
+        blocks = blocks_for(prompt + RESERVE_AHEAD)
         try:
             chain = self._router.chain(expected_tokens=RESERVE_AHEAD, kv_blocks=blocks, preview=True)
         except NoRouteError:

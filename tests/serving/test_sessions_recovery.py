@@ -103,7 +103,7 @@ async def test_several_are_lost_at_once(lost: tuple[PeerId, ...]) -> None:
 async def test_a_stage_is_lost_during_the_prompt(
     lost: PeerId, frames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("p2pllm.serving.entry.session.CHUNK", 8)
+    monkeypatch.setattr("p2pllm.serving.entry.opening.CHUNK", 8)
     network, generator = swarm()
     seen = 0
 

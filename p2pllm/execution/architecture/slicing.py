@@ -2,7 +2,7 @@
 
 A range runs through the architecture's own ``forward``: embedding, rotary tables, layers and head stay what
 they are, whatever the model. One thing is ours: a range that does not begin at layer 0 wraps its first layer
-in `_Entry`, which drops whatever the model does to hidden states before its first layer (Gemma scales them,
+in `Entry`, which drops whatever the model does to hidden states before its first layer (Gemma scales them,
 GPT-2 adds positions) and puts the received ones in.
 """
 
@@ -21,59 +21,11 @@ from p2pllm.execution.architecture.kernels import Columns, kernel_for
 from p2pllm.execution.architecture.linear import Part
 from p2pllm.execution.architecture.recording import Recorded
 from p2pllm.execution.architecture.rewriting import Siblings, replace_linears, replace_norms, replace_rotary
+from p2pllm.execution.architecture.stand_ins import Entry, NoEmbedding, Normed
 from p2pllm.execution.attention import Ragged
 from p2pllm.execution.quantization import head_quant
 
 __all__ = ["SlicedModel", "decoder_layers"]
-
-
-class _Entry(nn.Module):
-    """The first layer of a stage in mid-model: takes the received hidden states in place of its input."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, _: Tensor, *args: Any, ragged: Ragged, **kwargs: Any) -> Any:
-        return self.layer(ragged.received, *args, ragged=ragged, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        # Some models ask their layers what kind of attention they want.
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("layer"), name)
-
-
-class _NoEmbedding(nn.Module):
-    """Stands for the embedding in mid-model; `_Entry` drops what it gives."""
-
-    def forward(self, indices: Tensor) -> Tensor:
-        return torch.zeros((), device=indices.device)
-
-
-class _Hidden(nn.Module):
-    """Stands for the decoder when only the head is run: hands back the given states, normalised."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
-        return _Output(self.norm(inputs_embeds))
-
-
-class _Output:
-    """A model output of which only the hidden states exist."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.last_hidden_state = hidden
-
-    def __getitem__(self, index: int) -> Tensor:
-        return (self.last_hidden_state,)[index]
-
-    def __getattr__(self, _: str) -> None:
-        return None
 
 
 class SlicedModel:
@@ -123,13 +75,13 @@ class SlicedModel:
         self._norm_name, norm = norms[0]
         beginning = {name: child for name, child in children[:at] if _holds_weights(child)}
         self._skipped = {
-            name: _NoEmbedding() if isinstance(child, nn.Embedding) else nn.Identity()
+            name: NoEmbedding() if isinstance(child, nn.Embedding) else nn.Identity()
             for name, child in beginning.items()
         }
         self._layer_of = _layers_of_states(model, layers, first=beginning.values(), last=(norm, head))
         self._held: set[str] = set()
         self._views: dict[tuple[int, int], Any] = {}
-        self._head = _with_modules(model, {model.base_model_prefix: _Hidden(norm)})
+        self._head = _with_modules(model, {model.base_model_prefix: Normed(norm)})
         self._pass, self._logits = Recorded(self._run), Recorded(self._read_off)
         _move_tables(model, device)
 
@@ -209,7 +161,7 @@ class SlicedModel:
         layers: list[nn.Module] = list(self._layers[start:end])
         replaced: dict[str, nn.Module] = {self._norm_name: nn.Identity()}
         if start > 0:
-            layers[0] = _Entry(layers[0])
+            layers[0] = Entry(layers[0])
             replaced |= self._skipped
         replaced[self._layers_name] = nn.ModuleList(layers)
         view = _with_modules(self._base, replaced)

@@ -15,7 +15,7 @@ from functools import partial
 import structlog
 
 from p2pllm.errors import BusyError, NoRouteError, SessionError
-from p2pllm.execution import BLOCK_TOKENS
+from p2pllm.execution import blocks_for
 from p2pllm.scheduling import Chain
 from p2pllm.serving.entry.opening import RESERVE_AHEAD
 from p2pllm.serving.entry.rerouting import survivors
@@ -203,7 +203,7 @@ class Course:
         find = partial(
             self._router.chain,
             expected_tokens=max(1, remaining),
-            kv_blocks=-(-tokens // BLOCK_TOKENS),
+            kv_blocks=blocks_for(tokens),
             excluded=self._trouble.avoided(now),
             severed=self._trouble.severed(now),
         )

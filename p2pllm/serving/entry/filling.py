@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from p2pllm.errors import LinkError
 from p2pllm.scheduling import Chain, PeerId, Stage
-from p2pllm.serving.entry.opening import CHUNK, opening
-from p2pllm.serving.entry.reaching import reach, short
+from p2pllm.serving.entry.opening import feeding, opening
+from p2pllm.serving.entry.reaching import reach, short, tell
 from p2pllm.serving.entry.request import Generation, Network
 from p2pllm.serving.entry.trouble import StageLostError, problem_of
-from p2pllm.transport import Failed, Message, Opened, Replay, Resume, Tokens, Where
+from p2pllm.transport import Failed, Message, Opened, Replay, Resume, Where
 
 __all__ = ["Filling"]
 
@@ -95,9 +94,8 @@ class Filling:
     def _feed(self, index: int, stage: Stage, start: int, known: tuple[int, ...]) -> None:
         """Have a stage get what it lacks: the tokens, or what the stage before it has kept."""
         if index == 0:
-            for first in range(start, len(known), CHUNK):
-                chunk = known[first : first + CHUNK]
-                self._tell(stage.peer, Tokens(self._session, 0, self.generation, first, chunk, sample=False))
+            for chunk in feeding(self._session, self.generation, known, start, sample=False):
+                self._tell(stage.peer, chunk)
         elif start < len(known):
             before = self.chain.stages[index - 1]
             order = Replay(
@@ -144,7 +142,4 @@ class Filling:
         return {stage.peer for stage in self.newcomers.values()}
 
     def _tell(self, peer: PeerId, message: Message) -> None:
-        try:
-            self._network.send(peer, message)
-        except LinkError as error:
-            raise StageLostError({peer}, f"peer {peer[:8]}: {error}") from error
+        tell(self._network, peer, message)

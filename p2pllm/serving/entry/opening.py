@@ -1,15 +1,15 @@
-"""How a stage is asked to take part in a session. Pure."""
+"""How stages are asked to take part in a session, and fed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from p2pllm.scheduling import Chain, PeerId
 from p2pllm.serving.entry.prefix import prefix_names, upstream_name
 from p2pllm.serving.entry.request import Generation, Network
-from p2pllm.transport import Open
+from p2pllm.transport import Open, Tokens
 
-__all__ = ["CHUNK", "LEASE_S", "RESERVE_AHEAD", "opening", "rounding", "rows_of"]
+__all__ = ["LEASE_S", "RESERVE_AHEAD", "feeding", "opening", "rounding", "rows_of"]
 
 RESERVE_AHEAD = 256
 """Tokens of KV cache to reserve beyond the prompt; stages extend it as the answer grows."""
@@ -24,6 +24,15 @@ LEASE_S = 10.0
 def rows_of(chain: Chain) -> tuple[tuple[PeerId, int, int], ...]:
     """The stages of a chain as messages have them."""
     return tuple((stage.peer, stage.start, stage.end) for stage in chain.stages)
+
+
+def feeding(
+    session: str, generation: int, known: Sequence[int], start: int, *, sample: bool
+) -> Iterator[Tokens]:
+    """What gives the first stage the tokens from ``start`` on; with ``sample`` the next one is drawn."""
+    for first in range(start, len(known), CHUNK):
+        is_last = first + CHUNK >= len(known)
+        yield Tokens(session, 0, generation, first, tuple(known[first : first + CHUNK]), sample and is_last)
 
 
 def rounding(chain: Chain, numerics: Callable[[PeerId], str]) -> bytes:

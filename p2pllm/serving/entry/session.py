@@ -11,11 +11,11 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from p2pllm.errors import FrameError, LinkError, RequestError, SessionError
+from p2pllm.errors import LinkError, SessionError
 from p2pllm.scheduling import Chain, PeerId, Stage
 from p2pllm.serving.entry.filling import Filling
-from p2pllm.serving.entry.opening import CHUNK, LEASE_S, opening, rounding, rows_of
-from p2pllm.serving.entry.reaching import reach, short
+from p2pllm.serving.entry.opening import LEASE_S, feeding, opening, rounding, rows_of
+from p2pllm.serving.entry.reaching import reach, short, tell
 from p2pllm.serving.entry.request import Generation, Network
 from p2pllm.serving.entry.rerouting import resumption
 from p2pllm.serving.entry.suspicion import Ask, Suspect, Suspicion, Wait
@@ -32,7 +32,6 @@ from p2pllm.transport import (
     Reroute,
     Resume,
     Token,
-    Tokens,
     Where,
 )
 
@@ -178,9 +177,8 @@ class Session:
         plan = resumption(chain.stages, held, resume)
         for index, first in enumerate(plan.forward_from):
             self._tell(index, Resume(self.id, index, self.generation, first))
-        for start in range(plan.feed_from, len(known), CHUNK):
-            chunk, is_last = tuple(known[start : start + CHUNK]), start + CHUNK >= len(known)
-            self._tell(0, Tokens(self.id, 0, self.generation, start, chunk, is_last))
+        for chunk in feeding(self.id, self.generation, known, plan.feed_from, sample=True):
+            self._tell(0, chunk)
         times = [work_s.get(stage.peer, 0.0) for stage in chain.stages]
         now = asyncio.get_running_loop().time()
         self._suspicion = Suspicion(times, chain.latency_s, len(known), now)
@@ -271,22 +269,16 @@ class Session:
                 raise StageLostError(silent, f"no answer from {short(silent)}")
 
     def _tell(self, index: int, message: Message) -> None:
-        peer = self.chain.stages[index].peer
-        try:
-            self._network.send(peer, message)
-        except LinkError as error:
-            raise StageLostError({peer}, f"peer {peer[:8]}: {error}") from error
-        except FrameError as error:
-            raise RequestError(f"this request cannot be sent to a stage: {error}") from error
+        tell(self._network, self.chain.stages[index].peer, message)
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             for peer in {stage.peer for stage in self.seats}:
                 try:
-                    self._network.send(peer, Renew(self.id))
-                except LinkError as error:
-                    self.lose(StageLostError({peer}, f"peer {peer[:8]}: {error}"))
+                    tell(self._network, peer, Renew(self.id))
+                except StageLostError as problem:
+                    self.lose(problem)
 
     async def _heard(self, seconds: float) -> bool:
         """Wait for news, at most so long; whether there was any."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from p2pllm.execution import BLOCK_TOKENS, ExecutorStats
+from p2pllm.execution import ExecutorStats, blocks_for
 from p2pllm.scheduling import PeerId
 from p2pllm.transport import Open
 
@@ -52,4 +52,4 @@ def over_share(
 def _blocks(plan: Open) -> int:
     """Blocks of single layers that a session asks for at first."""
     _, start, end = plan.stages[plan.stage]
-    return -(-plan.reserve // BLOCK_TOKENS) * (end - start)
+    return blocks_for(plan.reserve, end - start)
