@@ -227,6 +227,7 @@ class Peer:
             leaderless_s=lambda: self._swarm.leadership.leaderless_s(time.monotonic()),
             kv_room=partial(kv_room, size, machine.memory_bytes),
             changed=self._swarm.soon,
+            hand_over=self._stages.hand_over,
         )
         self._api_keys = keys
         self._api = Api(

@@ -8,11 +8,14 @@ __all__ = ["Pace"]
 
 _MOST_ROWS = 512
 """Of a step while nobody decodes: more at once is hardly faster."""
-_FEWEST_ROWS = 32
-"""As many take hardly longer than half of them."""
-_FIRST_ROWS = 64
+_FEWEST_ROWS = 8
+_SIZES = (15, 24, 32, 48, 64)
+"""How many rows small steps have in all: what comes again and again is recorded
+(`architecture/recording.py`), and up to the first of these more rows hardly take longer (`kernels.py`).
+"""
+_FIRST_ROWS = 48
 """While nothing is measured."""
-_STRETCH = 2.2
+_STRETCH = 2.6
 """Steps of decoding sessions may take so many times as long while prompts are read."""
 _LATELY_S = 1.0
 """A session that decoded so lately is waiting for its token to come round."""
@@ -27,15 +30,15 @@ class Pace:
         self._row_s: Meter | None = None
         self._decoded_at: float | None = None
 
-    def rows(self, now: float, *, is_decoding: bool) -> int:
-        """Rows of prompts for a step that begins at time ``now`` (s), with or without others that decode."""
+    def rows(self, now: float, *, decoding: int) -> int:
+        """Rows of prompts for a step that begins at time ``now`` (s), beside ``decoding`` single ones."""
         lately = self._decoded_at is not None and now - self._decoded_at < _LATELY_S
-        if not is_decoding and not lately:
+        if not decoding and not lately:
             return _MOST_ROWS
-        if self._decode_s is None or self._row_s is None:
-            return _FIRST_ROWS
-        rows = (_STRETCH - 1) * self._decode_s.value(now) / max(self._row_s.value(now), 1e-9)
-        return max(_FEWEST_ROWS, min(_MOST_ROWS, int(rows)))
+        rows = float(_FIRST_ROWS)
+        if self._decode_s is not None and self._row_s is not None:
+            rows = (_STRETCH - 1) * self._decode_s.value(now) / max(self._row_s.value(now), 1e-9)
+        return _rounded(max(_FEWEST_ROWS, min(_MOST_ROWS, int(rows))), decoding)
 
     def note(self, decoding: int, rows: int, seconds: float, now: float) -> None:
         """Learn that a step of ``decoding`` single rows and ``rows`` rows of prompts took so long."""
@@ -46,6 +49,12 @@ class Pace:
         elif rows >= _FEWEST_ROWS:
             beside = self._decode_s.value(now) if decoding and self._decode_s else 0.0
             self._row_s = _with(self._row_s, max(0.0, seconds - beside) / rows, now)
+
+
+def _rounded(rows: int, decoding: int) -> int:
+    """About so many rows, that make a step of a usual size beside ``decoding`` others."""
+    fitting = [size for size in _SIZES if decoding + _FEWEST_ROWS <= size <= max(_SIZES[0], rows + decoding)]
+    return fitting[-1] - decoding if fitting and rows + decoding <= _SIZES[-1] else rows
 
 
 def _with(meter: Meter | None, sample: float, now: float) -> Meter:

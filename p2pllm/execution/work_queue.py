@@ -165,7 +165,7 @@ class WorkQueue:
 
     def _pieces(self, now: float) -> list[Work]:
         decoding = [(job, 1) for job in self._waiting.firsts if job.work.count == 1]
-        prompts = self._waiting.deal(self._pace.rows(now, is_decoding=bool(decoding)))
+        prompts = self._waiting.deal(self._pace.rows(now, decoding=len(decoding)))
         for job, _ in (*decoding, *prompts):
             if job.done == 0:
                 self._wait_s.add(now - job.queued_at, now)

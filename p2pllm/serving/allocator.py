@@ -32,11 +32,12 @@ class Allocator:
         leaderless_s: Callable[[], float],
         kv_room: Callable[[Sequence[tuple[int, int]]], int],
         changed: Callable[[], None],
+        hand_over: Callable[[range, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``peers`` is the view, ``leaderless_s`` how long there has been no leader; ``kv_room`` says how
         many bytes KV caches get beside some slices; ``changed`` is told when the spans are others than
-        before.
+        before, and ``hand_over`` of layers that sessions should leave, and why.
         """
         self.loading: float | None = None
         """Share of the weights that are here of what is being loaded now."""
@@ -46,6 +47,7 @@ class Allocator:
         self._leaderless_s = leaderless_s
         self._kv_room = kv_room
         self._changed = changed
+        self._hand_over = hand_over
         self._clock = clock
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -70,6 +72,9 @@ class Allocator:
                     tasks.create_task(self._act(action))
                 if spans != (spans := self._allocation.spans()):
                     self._changed()
+                for span in spans:
+                    if span.state == "draining":
+                        self._hand_over(range(span.start, span.end), "it is about to drop its layers")
                 (self._empty.clear if spans else self._empty.set)()
                 try:
                     async with asyncio.timeout(STEP_S):

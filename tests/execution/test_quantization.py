@@ -14,7 +14,7 @@ from p2pllm.execution import Checkpoint, check_quant, head_bytes, layer_bytes, o
 from p2pllm.execution.architecture import coded, kernels
 from p2pllm.execution.loader import Loader
 
-SHAPES = [(64, 64), (100, 40), (4100, 72)]
+SHAPES = [(64, 64), (100, 40), (384, 40), (4100, 72)]
 
 
 def rows_and_weight(outputs: int, inputs: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,12 +23,12 @@ def rows_and_weight(outputs: int, inputs: int, rows: int) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("rows", [1, 3, 15, 70])
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
         (kernels.Dense, 1e-6),
-        (kernels.Columns, 1e-6),
+        (kernels.Pieces, 1e-6),
         (coded.Float8, 0.04),  # 3 bits of mantissa: at most 1/16 of each weight
         (coded.Int8, 0.012),  # 1/127 of the largest weight of a row, and bfloat16's 1/256
         (coded.Int4, 0.1),  # 1/15 of a group's span, uniform: span · 1/15 / √12

@@ -13,7 +13,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.phi3 import modeling_phi3
 
 from p2pllm.errors import ModelError
-from p2pllm.execution.architecture.kernels import Columns
+from p2pllm.execution.architecture.kernels import Pieces
 from p2pllm.execution.architecture.linear import Bundle, Part
 from p2pllm.execution.architecture.rewriting import find_siblings, replace_norms, replace_rotary
 
@@ -88,7 +88,7 @@ def test_rotary_is_replaced_where_heads_turn_by_halves(
 
 def test_a_bundle_is_one_product() -> None:
     linears = [nn.Linear(6, 4), nn.Linear(6, 2)]
-    bundle = Bundle(linears, Columns)
+    bundle = Bundle(linears, Pieces)
     rows = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     bundle.parts[0].fill(linears[0].weight.data)
     with pytest.raises(ModelError):

@@ -7,19 +7,21 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.client import answer, swarm_of, until_ready
+from support.client import answer, chat, swarm_of, until_ready
 from support.processes import Process, api_of, swarm
 from support.reference import Reference
 
 from p2pllm.cluster import parse_cluster
 from p2pllm.scheduling import place
-from p2pllm.serving import api_client
+from p2pllm.serving import Figures, api_client
 
 QUESTION = "Why is the sky blue?"
+LONG = {"temperature": 0, "max_tokens": 80}
 Span = tuple[int, int]
 
 
@@ -106,15 +108,25 @@ async def test_peers_place_themselves_and_heal(tmp_path: Path, reference: Refere
         assert seen["missing"] == []
 
 
-async def test_pause_and_resume(tmp_path: Path) -> None:
+async def test_pause_and_resume(tmp_path: Path, reference: Reference) -> None:
     with swarm(tmp_path) as made:
-        first = made.join("--memory", "1GiB", dtype="bfloat16")
+        first = made.join("--memory", "1GiB")
         await until_ready(api_of(first))
-        second = made.join("--memory", "1GiB", dtype="bfloat16")
+        second = made.join("--memory", "1GiB")
         second.event("ready")
         url = api_of(second)
-        async with api_client(url) as client:
-            await client.operate("pause")
+        # Who pauses hands over the answer that it is making.
+        pieces = []
+        async with api_client(url) as client, aclosing(client.chat(chat(QUESTION), **LONG)) as answering:
+            async for piece in answering:
+                pieces.append(piece)
+                if len(pieces) == 2:
+                    await client.operate("pause")
+        figures = pieces[-1]
+        assert isinstance(figures, Figures)
+        assert [stage["peer"] for stage in figures.chain] == [id_of(first)]
+        reference.check_greedy(QUESTION, figures.token_ids, limit=80)
+        assert {event["cause"] for event in second.events("stage_lost")} == {"leaving"}
         seen = await until(url, lambda seen: peer_in(seen, id_of(second))["paused"])
         await until(url, lambda seen: not peer_in(seen, id_of(second))["spans"])
         text, _ = await answer(url, QUESTION, temperature=0, max_tokens=8)

@@ -90,7 +90,12 @@ async def test_plain_answers_have_openai_s_shape(three_peers: list[Process], ref
         "content": reference.text(result["p2pllm"]["token_ids"]),
     }
     prompt = len(reference.prompt(QUESTION))
-    assert result["usage"] == {"prompt_tokens": prompt, "completion_tokens": 12, "total_tokens": prompt + 12}
+    assert result["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 12,
+        "total_tokens": prompt + 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 async def events_of(url: str, body: dict[str, Any]) -> list[str]:

@@ -114,6 +114,7 @@ async def test_a_full_queue_says_when_to_come_again(keys: ApiKeys, monkeypatch: 
         assert (figures["waiting"], figures["refused"]) == (MOST_OF_ONE, {"queue_full": 3})
         text = await (await client.get("/metrics")).text()
         assert f"p2pllm_requests_waiting {MOST_OF_ONE}.0" in text.splitlines()
+        assert "p2pllm_prompt_tokens_cached_total 0.0" in text.splitlines()
         assert 'p2pllm_requests_refused_total{reason="queue_full"} 3.0' in text.splitlines()
         for request in crowd:
             request.cancel()

@@ -52,7 +52,7 @@ class Completer:
         await self.go.wait()
         place.prompt, place.tokens = 39, 1
         yield Text("hi")
-        yield Finished("stop", 39, (7,), Chain((), 0.0), 0.1, 0.0)
+        yield Finished("stop", 39, 0, (7,), Chain((), 0.0), 0.1, 0.0)
 
 
 @pytest.fixture

@@ -6,13 +6,15 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.wires import CONTEXT, GREEDY, SECRET, A, B, C, Wires, chain, collect, expected, settled
 
-from p2pllm.scheduling import PeerId, Stage
+from p2pllm.scheduling import Chain, PeerId, Stage
+from p2pllm.serving.entry.affinity import Kept
 from p2pllm.serving.entry.generation import Generation
 from p2pllm.serving.entry.prefix import prefix_names, upstream_name
 from p2pllm.transport import Close, Message, Opened, Tokens
@@ -49,6 +51,32 @@ async def test_the_next_turn_feeds_only_what_is_new(two_stages: Wires) -> None:
         assert fed(two_stages) == [(32, 19)]
         await talk(two_stages, [9, *first])
         assert fed(two_stages) == [(0, 41)]
+
+
+async def test_the_next_turn_goes_where_the_last_one_went(two_stages: Wires) -> None:
+    asked: list[Kept] = []
+    generator = two_stages.entry(C, chain((A, 0, 3), (B, 3, 6)))
+    find = generator._router.chain
+
+    def chain_of(*, kept: Kept, **more: Any) -> Chain:
+        asked.append(kept)
+        return find(**more)
+
+    generator._router.chain = chain_of  # type: ignore[method-assign]
+    prompt, there = [*range(40)], (Stage(A, 0, 3), Stage(B, 3, 6))
+    async with two_stages.running():
+        answer = await collect(generator, prompt, 60)
+        # Of 100 tokens all but the last were fed: six blocks of the whole, two of the prompt.
+        for text, kept in (
+            ([*prompt, *answer, 5], Kept(there, 96)),
+            (prompt, Kept(there, 32)),
+            ([7, *prompt], Kept()),
+        ):
+            before = generator.cached_tokens
+            await collect(generator, text, 1)
+            assert asked[-1] == kept
+            assert generator.cached_tokens - before == kept.tokens
+    assert generator.prompt_tokens == 40 + 101 + 40 + 41
 
 
 async def test_a_text_that_is_all_there_still_needs_its_last_token(two_stages: Wires) -> None:

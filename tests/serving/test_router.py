@@ -4,6 +4,7 @@ follow the view.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from p2pllm.records import Span
 from p2pllm.scheduling import Stage
 from p2pllm.serving import Router
 from p2pllm.serving.entry import router as router_module
+from p2pllm.serving.entry.affinity import Kept
 from p2pllm.swarm import View
 
 LAYERS = 10
@@ -66,6 +68,33 @@ def test_the_cheapest_peer_unless_it_is_excluded(router: Router) -> None:
     assert chosen(router, excluded=frozenset({FAST.peer_id})) == SLOW.peer_id
     with pytest.raises(NoRouteError):
         chosen(router, excluded=frozenset({FAST.peer_id, SLOW.peer_id}))
+
+
+def test_who_has_kept_the_text_is_preferred_while_hardly_anybody_is_better(
+    router: Router, view: View, clock: Clock
+) -> None:
+    previewed = partial(chosen, router, preview=True)
+    kept = Kept((Stage(SLOW.peer_id, 0, LAYERS),), tokens=100)
+    assert previewed(kept=kept) == FAST.peer_id, "ten times as fast: 1.25 + 0.1 x 100 / 10 = 2.25 count"
+    clock.now += 1
+    publish(view, clock, FAST, head_s=0.0, wait_s=0.0)
+    publish(view, clock, SLOW, layer_s=0.0022, head_s=0.0, wait_s=0.0)
+    assert previewed(kept=kept) == SLOW.peer_id
+    assert previewed(kept=Kept(kept.stages, tokens=90)) == FAST.peer_id, "2.15"
+    assert previewed(kept=kept, excluded=frozenset({SLOW.peer_id})) == FAST.peer_id
+    clock.now += 1
+    publish(view, clock, SLOW, layer_s=0.0022, head_s=0.0, wait_s=0.0, free_kv_blocks=3)
+    assert previewed(kept=kept, kv_blocks=3) == SLOW.peer_id
+    assert previewed(kept=kept, kv_blocks=4) == FAST.peer_id, "no room"
+    clock.now += 1
+    publish(view, clock, SLOW, layer_s=0.0022, spans=(Span(0, LAYERS, "draining"),))
+    assert previewed(kept=kept) == FAST.peer_id, "it is about to drop its layers"
+    clock.now += 4
+    publish(view, clock, ENTRY, FAST)
+    assert previewed(kept=kept) == FAST.peer_id, "nothing was heard of it"
+    assert previewed(kept=Kept((Stage("f" * 40, 0, LAYERS),), tokens=100)) == FAST.peer_id
+    halves = Kept((Stage(FAST.peer_id, 0, 5), Stage(SLOW.peer_id, 5, LAYERS)), tokens=100)
+    assert previewed(kept=halves) == FAST.peer_id, "together they would not share like that again"
 
 
 def test_late_records_are_avoided_but_better_than_nothing(router: Router, view: View, clock: Clock) -> None:

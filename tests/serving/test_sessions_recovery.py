@@ -188,18 +188,30 @@ async def test_a_straggler_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert generator.reroutes == 1
 
 
+@pytest.mark.parametrize("drops", [range(6), range(1, 2), range(2, 5), None], ids=str)
 @pytest.mark.parametrize("leaving", [A, B, C], ids=["first", "middle", "last"])
-async def test_who_leaves_hands_its_sessions_over(leaving: PeerId, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_leaves_or_drops_layers_hands_its_sessions_over(
+    leaving: PeerId, drops: range | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("p2pllm.serving.entry.filling.POLL_S", 0.0)
     network, generator = swarm()
     count = 100
 
     def happens() -> None:
-        network.stages[leaving].accepting = False
+        if drops is None:
+            network.stages[leaving].accepting = False
+            return
+        for _ in range(2):  # it says so once
+            network.stages[leaving].hand_over(drops, "it is about to drop them")
 
     async with network.running():
         assert await tokens_with(network, generator, 5, happens, count) == expected(PROMPT, count)
+    told = [message for _, _, message in network.sent if isinstance(message, Failed)]
     assert network.blamed == set()
+    if drops is not None and not {*drops} & {*range(*SPANS[leaving])}:
+        assert (generator.reroutes, told) == (0, [])
+        return
+    assert [message.cause for message in told] == ["leaving"]
     assert generator.reroutes == 1
     (resume,) = {it.resume for _, _, it in network.sent if isinstance(it, Reroute)}
     assert len(PROMPT) + 5 <= resume < len(PROMPT) + count, "tokens have come meanwhile"

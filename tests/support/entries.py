@@ -46,6 +46,7 @@ class Steps:
     def __init__(self, curve: Callable[[int], float], real_s: float = 0.0) -> None:
         self.now = 0.0
         self.running = self.most = self.tokens = self.calls = 0
+        self.prompt_tokens = self.cached_tokens = self.reroutes = self.recomputed_layer_tokens = 0
         self.failing: dict[int, Exception] = {}
         """What to raise instead of the n-th call's first token, or of all from a token on."""
         self.breaks: Exception | None = None

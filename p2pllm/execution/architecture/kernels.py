@@ -1,7 +1,7 @@
 """Products with weights, each kind storing them in the layout that it reads fastest.
 
-Which is fastest was measured on CPUs with AVX-512 and AMX, one to 256 rows: float32 with the weight's columns
-contiguous, bfloat16 in oneDNN's own blocks (twice as fast as rows, at any number of rows).
+Which is fastest was measured on CPUs with AVX-512 and AMX, one to 256 rows: float32 as it is, but piece by
+piece for a few rows, bfloat16 in oneDNN's own blocks (twice as fast as rows, at any number of rows).
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from torch.nn.functional import linear
 
 from p2pllm.execution.architecture.coded import Float8, Int4, Int8
 
-__all__ = ["Columns", "Kernel", "kernel_for"]
+__all__ = ["Kernel", "Pieces", "kernel_for"]
 
 _TYPICAL_ROWS = 16
 """oneDNN picks its blocks for so many rows; they serve others as well."""
+
+_FEW_ROWS = 15
+"""Up to so many, but for one, a product of pieces takes two thirds of the time of one of the whole weight."""
+_PIECES = range(128, 31, -16)
+"""How many rows of a weight may be a piece."""
 
 
 class Kernel(Protocol):
@@ -44,7 +49,7 @@ def kernel_for(dtype: torch.dtype, device: torch.device, quant: str) -> Callable
     if device.type != "cpu":
         return Dense
     if dtype == torch.float32:
-        return Columns
+        return Pieces
     ops: Any = torch.ops.mkldnn
     blocks = {
         torch.bfloat16: ops._is_mkldnn_bf16_supported,
@@ -65,11 +70,26 @@ class Dense:
         return linear(rows, self._weight, bias)
 
 
-class Columns(Dense):
-    """The weight with its columns contiguous."""
+class Pieces(Dense):
+    """The weight as it is, multiplied piece by piece where that is faster.
+
+    Of the whole weight the libraries make a copy that suits them, which only pays with many rows. Small
+    pieces they take as they are.
+    """
 
     def __init__(self, weight: Tensor) -> None:
-        super().__init__(weight.t().contiguous().t())
+        super().__init__(weight.contiguous())
+        out, width = weight.shape
+        size = next((size for size in _PIECES if out % size == 0), 0)
+        self._pieces = self._weight.view(-1, size, width).transpose(1, 2) if size else None
+
+    def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        count = rows.numel() // rows.shape[-1]
+        if self._pieces is None or not 1 < count <= _FEW_ROWS:
+            return linear(rows, self._weight, bias)
+        spread = rows.reshape(1, count, -1).expand(len(self._pieces), -1, -1)
+        product = torch.bmm(spread, self._pieces).transpose(0, 1).reshape(*rows.shape[:-1], -1)
+        return product if bias is None else product + bias
 
 
 class Blocks:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from p2pllm.errors import ModelError
-from p2pllm.execution.architecture.kernels import Columns, kernel_for
+from p2pllm.execution.architecture.kernels import kernel_for
 from p2pllm.execution.architecture.linear import Part
 from p2pllm.execution.architecture.recording import Recorded
 from p2pllm.execution.architecture.rewriting import Siblings, replace_linears, replace_norms, replace_rotary
@@ -59,11 +59,8 @@ class SlicedModel:
             replace_rotary(layer)
             if quant != "none" and any(state.dim() > 2 for state in layer.parameters()):
                 raise ModelError(f"{model.config.model_type} stacks its experts: use --quant none")
-        make_head = kernel_for(model.dtype, device, head_quant(quant))
-        replace_linears(model, frozenset(), make_head)
+        replace_linears(model, frozenset(), kernel_for(model.dtype, device, head_quant(quant)))
         replace_norms(model)
-        tied = (model.all_tied_weights_keys or {}).values()
-        self._shared = frozenset(tied if make_head is Columns else ())
         children = list(model.base_model.named_children())
         at, layers = _find_layers(model.config, children)
         norms = [(name, child) for name, child in children[at + 1 :] if _holds_weights(child)]
@@ -120,8 +117,6 @@ class SlicedModel:
             raise ModelError(
                 f"{name} has shape {tuple(value.shape)}, not {tuple(expected)}: files of different models?"
             )
-        if name in self._shared:
-            value = value.t().contiguous().t()  # as the head wants it, to have it but once
         self._set(name, value)
         self._held.add(name)
 

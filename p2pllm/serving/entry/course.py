@@ -17,6 +17,7 @@ import structlog
 from p2pllm.errors import BusyError, NoRouteError, SessionError
 from p2pllm.execution import blocks_for
 from p2pllm.scheduling import Chain
+from p2pllm.serving.entry.affinity import Kept
 from p2pllm.serving.entry.opening import RESERVE_AHEAD
 from p2pllm.serving.entry.rerouting import survivors
 from p2pllm.serving.entry.router import Router
@@ -48,12 +49,14 @@ log = structlog.get_logger()
 class Course:
     """Keeps one session on a chain."""
 
-    def __init__(self, session: Session, router: Router, rng: random.Random) -> None:
+    def __init__(self, session: Session, router: Router, kept: Kept, rng: random.Random) -> None:
+        """``kept`` is who may still hold the beginning of the session's text."""
         self.reroutes = 0
         self.recomputed = 0
         """Layer-tokens that were computed more than once."""
         self._session = session
         self._router = router
+        self._kept = kept
         self._rng = rng
         self._trouble = Trouble()
         self._token_s = self._now()
@@ -208,16 +211,16 @@ class Course:
             severed=self._trouble.severed(now),
         )
         stages = [stage for stage in session.chain.stages if stage in session.seats]
-        kept = survivors(
+        staying = survivors(
             stages,
             lost=self._trouble.avoided(now),
             complaints=self._trouble.complaints(now),
             newcomers=session.newcomers,
         )
-        if kept:
+        if staying:
             with suppress(NoRouteError):
-                return find(fixed=kept)
-        return find()
+                return find(fixed=staying)
+        return find(kept=self._kept)
 
     def _better(self, problem: StageLostError) -> Chain | None:
         """A way without a peer that still works, if there is one."""

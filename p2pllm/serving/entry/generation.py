@@ -6,6 +6,7 @@ parameters, seed, position), so when a peer is lost the client sees a pause and 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 
 from p2pllm.errors import ContextLengthError, RequestError
 from p2pllm.scheduling import Chain, PeerId
+from p2pllm.serving.entry.affinity import Affinity
 from p2pllm.serving.entry.course import Course
+from p2pllm.serving.entry.prefix import prefix_names
 from p2pllm.serving.entry.request import Generation, Network
 from p2pllm.serving.entry.router import Router
 from p2pllm.serving.entry.session import Session
@@ -25,11 +28,15 @@ __all__ = ["Generated", "Generation", "Generator"]
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One token, the chain that made it, and why it is the last ("stop", "length") or ""."""
+    """One token, the chain that made it, and why it is the last ("stop", "length") or "".
+
+    ``cached`` tokens of the prompt had been kept by all stages since an earlier session.
+    """
 
     token: int
     chain: Chain
     final: str
+    cached: int = 0
 
 
 class Generator:
@@ -38,6 +45,10 @@ class Generator:
     def __init__(self, *, router: Router, network: Network, context: int, rng: random.Random) -> None:
         """``context``: the most tokens, prompt and answer together, that a session may have."""
         self.context = context
+        self.prompt_tokens = 0
+        """Of all sessions that had a chain."""
+        self.cached_tokens = 0
+        """Those of them that no stage had to read once more."""
         self.reroutes = 0
         """How often a session has gone on on another chain."""
         self.recomputed_layer_tokens = 0
@@ -45,6 +56,7 @@ class Generator:
         self._router = router
         self._network = network
         self._rng = rng
+        self._affinity = Affinity()
         self._sessions: dict[str, Session] = {}
 
     def receive(self, sender: PeerId, message: Opened | Token | Failed) -> None:
@@ -72,11 +84,15 @@ class Generator:
         """
         self._check(request)
         session = Session(request, self._network)
-        course = Course(session, self._router, self._rng)
+        clock = asyncio.get_running_loop().time
+        kept = self._affinity.recall(prefix_names(request.prompt, self._network.secret), clock())
+        course = Course(session, self._router, kept, self._rng)
         self._sessions[session.id] = session
         try:
             async with session.opened(), aclosing(course):
                 await course.begin()
+                self.prompt_tokens += len(request.prompt)
+                self.cached_tokens += session.cached
                 while True:
                     try:
                         token = await session.next()
@@ -84,12 +100,13 @@ class Generator:
                         await course.go_on(problem)
                         continue
                     course.token()
-                    yield Generated(token.token, session.chain, token.final)
+                    yield Generated(token.token, session.chain, token.final, session.cached)
                     if token.final:
                         self._router.trust({stage.peer for stage in session.chain.stages})
                         return
         finally:
             del self._sessions[session.id]
+            self._affinity.note(session.kept, len(request.prompt), session.chain.stages, clock())
             self.reroutes += course.reroutes
             self.recomputed_layer_tokens += course.recomputed
 

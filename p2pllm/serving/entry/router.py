@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from p2pllm.errors import NoRouteError
 from p2pllm.scheduling import STALE_S, Chain, Choices, PeerId, Routes, Stage
+from p2pllm.serving.entry.affinity import NOWHERE, Kept
 from p2pllm.swarm import GONE_S, UNMEASURED, BackOff, Latencies, View
 
 __all__ = ["Router"]
@@ -55,13 +57,15 @@ class Router:
         excluded: frozenset[PeerId] = frozenset(),
         severed: frozenset[tuple[PeerId, PeerId]] = frozenset(),
         fixed: Sequence[Stage] = (),
+        kept: Kept = NOWHERE,
         preview: bool = False,
     ) -> Chain:
         """The cheapest chain for one request, without ``excluded`` peers and ``severed`` hops (from, to).
 
-        ``fixed`` stages are kept, and only what is between them is sought. Unless this is a ``preview`` that
-        nobody will use, the chain's peers count as busier from now on. Raises NoRouteError with the layers
-        that nobody serves.
+        ``fixed`` stages stay, and only what is between them is sought. Those that have ``kept`` the beginning
+        of the text are taken if they can be used and hardly anybody is better. Unless this is a ``preview``
+        that nobody will use, the chain's peers count as busier from now on. Raises NoRouteError with the
+        layers that nobody serves.
 
         Peers whose records are late, and those that failed lately, are avoided; but a doubtful chain is
         better than none.
@@ -80,10 +84,17 @@ class Router:
             rng=self._rng,
             effort=EFFORT,
         )
+        doubtful = excluded | self._bans.paused(now)
         try:
-            chain = find(excluded=excluded | self._bans.paused(now), stale_s=STALE_S)
+            chain = find(excluded=doubtful, stale_s=STALE_S)
         except NoRouteError:
             chain = find(excluded=excluded, stale_s=GONE_S)
+        if kept.stages and kept.stages != chain.stages:
+            others = self._followed.keys() - {stage.peer for stage in kept.stages}
+            with suppress(NoRouteError):
+                there = find(excluded=doubtful | others, stale_s=STALE_S)
+                is_worth = kept.is_worth(there.latency_s, chain.latency_s, expected_tokens)
+                chain = there if there.stages == kept.stages and is_worth else chain
         if not preview:
             self._choices.add(self._routes.work_s(chain), now)
         return chain

@@ -51,6 +51,10 @@ class Session:
         self.transcript = Transcript(request, network.vocabulary)
         self.chain = Chain((), 0.0)
         self.generation = -1
+        self.cached = 0
+        """Tokens that all stages of its first chain had when they were opened."""
+        self.kept = b""
+        """The names of the blocks that its stages were left with."""
         self.filling: Filling | None = None
         """What is made ready for the next chain."""
         self._claimed = -1
@@ -74,7 +78,8 @@ class Session:
             yield
         finally:
             # First, for what follows may be cancelled.
-            self.let_go(self.transcript.names(self._network.secret))
+            self.kept = self.transcript.names(self._network.secret)
+            self.let_go(self.kept)
             renewal.cancel()
             await asyncio.wait({renewal})
 
@@ -182,9 +187,10 @@ class Session:
         times = [work_s.get(stage.peer, 0.0) for stage in chain.stages]
         now = asyncio.get_running_loop().time()
         self._suspicion = Suspicion(times, chain.latency_s, len(known), now)
-        recomputed = plan.recomputed if self._was_fed else 0
-        self._was_fed = True
-        return recomputed
+        if self._was_fed:
+            return plan.recomputed
+        self._was_fed, self.cached = True, min(*held, resume)
+        return 0
 
     async def fill(self, chain: Chain) -> int:
         """Make the new stages of a chain ready to take over; returns how many layer-tokens they compute.

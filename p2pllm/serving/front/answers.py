@@ -143,4 +143,5 @@ def _usage(finished: Finished) -> Json:
         "prompt_tokens": finished.prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": finished.prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
     }

@@ -170,7 +170,9 @@ class Api:
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         stats = None if self._engine is None else self._engine()
-        return web.Response(body=metrics_text(self._gate, stats), headers={"Content-Type": METRICS_TYPE})
+        sessions = None if self.completer is None else self.completer.generator
+        text = metrics_text(self._gate, sessions, stats)
+        return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
 
 
 async def _json(request: web.Request) -> Any:

@@ -46,6 +46,9 @@ class Finished:
 
     reason: str
     prompt_tokens: int
+    cached_tokens: int
+    """Tokens of the prompt that needed no reading: all stages had kept them."""
+
     token_ids: tuple[int, ...]
     chain: Chain
     ttft_s: float
@@ -94,8 +97,8 @@ class Completer:
     """Joins the tokenizer and the generator."""
 
     def __init__(self, tokenizer: ChatTokenizer, generator: Generator) -> None:
+        self.generator = generator
         self._tokenizer = tokenizer
-        self._generator = generator
 
     async def complete(self, prompt: Prompt, place: Place) -> AsyncGenerator[Text | Finished]:
         """Wait for the turn of ``place``, yield text as it arrives, then one ``Finished``. Closing the
@@ -105,17 +108,17 @@ class Completer:
         """
         # Long prompts take long to tokenize; the loop must stay free meanwhile.
         ids = tuple(await asyncio.to_thread(self._tokenizer.encode_chat, prompt.messages))
-        room = self._generator.context - len(ids)
+        room = self.generator.context - len(ids)
         if room < 1:
             raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens; the model takes {self._generator.context - 1} at most"
+                f"the prompt has {len(ids)} tokens; the model takes {self.generator.context - 1} at most"
             )
         place.prompt = len(ids)
         request = Generation(ids, prompt.sampling, room if prompt.max_tokens is None else prompt.max_tokens)
         decoder, scanner = self._tokenizer.decoder(), StopScanner(prompt.stop)
         began, first, tokens = time.monotonic(), 0.0, list[Generated]()
         reason = "stop"
-        async with aclosing(place.through(lambda: self._generator.generate(request))) as stream:
+        async with aclosing(place.through(lambda: self.generator.generate(request))) as stream:
             async for generated in stream:
                 tokens.append(generated)
                 first = first or time.monotonic()
@@ -132,6 +135,7 @@ class Completer:
         yield Finished(
             reason="stop" if scanner.found else reason,
             prompt_tokens=len(ids),
+            cached_tokens=tokens[-1].cached,
             token_ids=tuple(generated.token for generated in tokens),
             chain=tokens[-1].chain,
             ttft_s=first - began,

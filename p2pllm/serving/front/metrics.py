@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from p2pllm.execution import ExecutorStats
+from p2pllm.serving.entry import Generator
 from p2pllm.serving.front.engine_metrics import engine_families
 from p2pllm.serving.front.gate import Gate
 
@@ -36,11 +37,14 @@ def admission_json(gate: Gate) -> dict[str, Any]:
     }
 
 
-def metrics_text(gate: Gate, stats: ExecutorStats | None) -> bytes:
-    """The same in Prometheus' text format, with what this peer's layers do."""
+def metrics_text(gate: Gate, sessions: Generator | None, stats: ExecutorStats | None) -> bytes:
+    """The same in Prometheus' text format, with what became of the ``sessions`` and what this peer's layers
+    do.
+    """
     registry = CollectorRegistry(auto_describe=False)
+    entry = () if sessions is None else _session_families(sessions)
     engine = () if stats is None else engine_families(stats)
-    registry.register(_Families([*_families(admission_json(gate)), *engine]))
+    registry.register(_Families([*_families(admission_json(gate)), *entry, *engine]))
     return generate_latest(registry)
 
 
@@ -76,3 +80,17 @@ def _families(figures: dict[str, Any]) -> Iterator[Metric]:
     for reason, count in figures["refused"].items():
         refused.add_metric([reason], count)
     yield refused
+
+
+def _session_families(sessions: Generator) -> Iterator[Metric]:
+    for name, text, value in (
+        ("prompt_tokens", "Tokens of prompts that got a chain", sessions.prompt_tokens),
+        ("prompt_tokens_cached", "Those of them that all stages had kept", sessions.cached_tokens),
+        ("reroutes", "How often sessions went on on another chain", sessions.reroutes),
+        (
+            "recomputed_layer_tokens",
+            "What that made stages compute once more, tokens times layers",
+            sessions.recomputed_layer_tokens,
+        ),
+    ):
+        yield CounterMetricFamily(f"p2pllm_{name}", text, value=value)

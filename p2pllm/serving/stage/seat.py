@@ -43,6 +43,8 @@ class Seat:
     rounding: Rounding = field(default_factory=Rounding)
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     has_begun: bool = False
+    is_handed_over: bool = False
+    """Whether the entry knows that this chain should do without it."""
     task: asyncio.Task[None] | None = None
     errand: asyncio.Task[None] | None = None
     """What it sends again to a stage of the next chain."""

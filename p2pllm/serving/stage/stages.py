@@ -7,6 +7,7 @@ entry that crashed; and it stays when a neighbour is lost, until the entry has f
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -97,17 +98,24 @@ class Stages:
 
     @property
     def accepting(self) -> bool:
-        """Whether anybody gets a new seat. When this ends (this peer leaves), the entries of those taken are
-        told to go on elsewhere, and until they do so all goes on.
-        """
+        """Whether anybody gets a new seat. When this ends (this peer leaves), all seats are handed over."""
         return self._accepting
 
     @accepting.setter
     def accepting(self, value: bool) -> None:
-        if self._accepting and not value:
-            for seat in self._seats:
-                self._tell(seat.entry, Failed(*seat.address, "leaving", "it is leaving"))
         self._accepting = value
+        if not value:
+            self.hand_over(range(sys.maxsize), "it is leaving")
+
+    def hand_over(self, layers: range, reason: str) -> None:
+        """Tell the entries of the seats on any of these ``layers`` to go on elsewhere, each once; until they
+        do so all goes on.
+        """
+        for seat in self._seats:
+            _, start, end = seat.plan.stages[seat.plan.stage]
+            if start < layers.stop and layers.start < end and not seat.is_handed_over:
+                seat.is_handed_over = True
+                self._tell(seat.entry, Failed(*seat.address, "leaving", reason))
 
     @property
     def sessions(self) -> int:
@@ -183,6 +191,7 @@ class Stages:
             seat.plan = replace(seat.plan, stage=plan.stage, generation=plan.generation, stages=plan.stages)
             seat.resumed = asyncio.Event()
             seat.step_s, seat.step_began = 0.0, None
+            seat.is_handed_over = False
             seat.until = max(seat.until, now + RESERVED_S)
             self._start(seat, plan.resume)
 
