@@ -9,9 +9,9 @@ __all__ = ["Pace"]
 _MOST_ROWS = 512
 """Of a step while nobody decodes: more at once is hardly faster."""
 _FEWEST_ROWS = 8
-_SIZES = (15, 24, 32, 48, 64)
+_SIZES = (12, 15, 24, 32, 48, 64)
 """How many rows small steps have in all: what comes again and again is recorded
-(`architecture/recording.py`), and up to the first of these more rows hardly take longer (`kernels.py`).
+(`architecture/recording.py`), and up to 15 more rows hardly take longer (`kernels.py`).
 """
 _FIRST_ROWS = 48
 """While nothing is measured."""

@@ -23,8 +23,8 @@ def test_all_while_nobody_decodes_and_little_while_somebody_does() -> None:
         (0.0001, 3, 512),
         (0.0021, 3, 29),  # 38, and 32 in all is a usual size
         (0.004, 3, 12),  # 20
-        (0.1, 3, 12),
-        (0.1, 7, 8),  # to the smallest size
+        (0.1, 3, 9),
+        (0.1, 7, 8),  # a usual size
         (0.1, 8, 8),  # above it any
         (0.1, 60, 8),
     ],
