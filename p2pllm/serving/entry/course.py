@@ -129,7 +129,7 @@ class Course:
                 if problems[0].cause == "slow":
                     self._router.blame(problems[0].peers)
                 self._handing_over = task = asyncio.create_task(self._prepare(chain))
-                task.add_done_callback(lambda _: self._session.lose(problems[0]))
+                task.add_done_callback(partial(self._come_back, problems[0]))
                 return False
         elif not task.done():
             return False
@@ -147,6 +147,11 @@ class Course:
 
     async def _prepare(self, chain: Chain) -> tuple[Chain, int]:
         return chain, await self._session.fill(chain)
+
+    def _come_back(self, problem: StageLostError, preparing: asyncio.Task[tuple[Chain, int]]) -> None:
+        """Others are ready, or cannot be; unless somebody was lost meanwhile and the chain is another."""
+        if not preparing.cancelled():
+            self._session.lose(problem)
 
     async def _establish(self, ready: Chain | None = None) -> None:
         """Open chain after chain, the one that is ``ready`` first, until one can be had."""

@@ -44,7 +44,7 @@ class Seat:
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     has_begun: bool = False
     is_handed_over: bool = False
-    """Whether the entry knows that this chain should do without it."""
+    """Whether the entry was told that the next chain should do without it."""
     task: asyncio.Task[None] | None = None
     errand: asyncio.Task[None] | None = None
     """What it sends again to a stage of the next chain."""
@@ -110,6 +110,11 @@ class Seat:
                 return self.plan.stage == 0 and sender == self.previous_peer
             case Hidden():
                 return self.plan.stage > 0 and sender == self.previous_peer
+
+    def has(self, layers: range) -> bool:
+        """Whether any of these is its own."""
+        _, start, end = self.plan.stages[self.plan.stage]
+        return start < layers.stop and layers.start < end
 
     def follows(self, plan: Reroute) -> bool:
         """Whether this is a later chain of the same session with this seat in it."""

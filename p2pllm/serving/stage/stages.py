@@ -104,18 +104,20 @@ class Stages:
     @accepting.setter
     def accepting(self, value: bool) -> None:
         self._accepting = value
-        if not value:
-            self.hand_over(range(sys.maxsize), "it is leaving")
+        self._leave()
 
     def hand_over(self, layers: range, reason: str) -> None:
-        """Tell the entries of the seats on any of these ``layers`` to go on elsewhere, each once; until they
-        do so all goes on.
+        """Tell the entries of the seats on any of these ``layers`` to go on elsewhere; until they do so all
+        goes on. Call it as long as they should: of each chain it tells once, and only when that has begun.
         """
         for seat in self._seats:
-            _, start, end = seat.plan.stages[seat.plan.stage]
-            if start < layers.stop and layers.start < end and not seat.is_handed_over:
-                seat.is_handed_over = True
-                self._tell(seat.entry, Failed(*seat.address, "leaving", reason))
+            # A chain that is being opened would not come about, and the next one meet with the same.
+            if seat.has(layers) and seat.resumed.is_set() and not seat.is_handed_over:
+                seat.is_handed_over = self._tell(seat.entry, Failed(*seat.address, "leaving", reason))
+
+    def _leave(self) -> None:
+        if not self._accepting:
+            self.hand_over(range(sys.maxsize), "it is leaving")
 
     @property
     def sessions(self) -> int:
@@ -234,7 +236,8 @@ class Stages:
             self._fail(self._seats.greediest(), "too much waits here already")
 
     def _sweep(self) -> None:
-        """End the seats whose entries have not renewed their leases."""
+        """End the seats whose entries have not renewed their leases, and go on with leaving."""
+        self._leave()
         now = asyncio.get_running_loop().time()
         for seat in self._seats:
             if now >= seat.until:
@@ -298,8 +301,11 @@ class Stages:
             owner=seat.owner,
         )
 
-    def _tell(self, peer: PeerId, message: Message) -> None:
+    def _tell(self, peer: PeerId, message: Message) -> bool:
+        """Whether it is on its way."""
         try:
             self._send(peer, message)
         except LinkError as error:
             log.debug("entry_unreachable", peer=peer[:8], reason=str(error))
+            return False
+        return True
