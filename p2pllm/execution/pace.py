@@ -9,10 +9,10 @@ __all__ = ["Pace"]
 _MOST_ROWS = 512
 """Of a step while nobody decodes: more at once is hardly faster."""
 _FEWEST_ROWS = 8
-_SIZES = (12, 15, 24, 32, 48, 64)
-"""How many rows small steps have in all: what comes again and again is recorded
-(`architecture/recording.py`), and up to 15 more rows hardly take longer (`kernels.py`).
-"""
+_SIZES = (12, 15)
+"""Steps of so many rows in all are hardly slower than smaller ones, see `architecture/kernels.py`."""
+_LARGE = 24
+"""Those of more rows, up to here, are much slower for what they do."""
 _FIRST_ROWS = 48
 """While nothing is measured."""
 _STRETCH = 2.6
@@ -52,9 +52,10 @@ class Pace:
 
 
 def _rounded(rows: int, decoding: int) -> int:
-    """About so many rows, that make a step of a usual size beside ``decoding`` others."""
-    fitting = [size for size in _SIZES if decoding + _FEWEST_ROWS <= size <= max(_SIZES[0], rows + decoding)]
-    return fitting[-1] - decoding if fitting and rows + decoding <= _SIZES[-1] else rows
+    """So many rows, or somewhat fewer if that makes the step beside ``decoding`` others a quick one."""
+    total = rows + decoding
+    fitting = [size for size in _SIZES if decoding + _FEWEST_ROWS <= size <= max(_SIZES[0], total)]
+    return fitting[-1] - decoding if fitting and total < _LARGE else rows
 
 
 def _with(meter: Meter | None, sample: float, now: float) -> Meter:

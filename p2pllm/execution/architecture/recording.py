@@ -19,12 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["Recorded"]
 
-_FEW_ROWS: Final = 16
-"""Every number of them, for as many sessions may decode together."""
-_MOST_ROWS: Final = 64
+_MOST_ROWS: Final = 16
 """With more of them it is the computing that takes time."""
-_ROUND: Final = 8
-"""Above the few only multiples of this, which most steps with parts of prompts have."""
 _MOST_RECORDINGS: Final = 128
 
 _ASKS: Final = frozenset(
@@ -68,7 +64,7 @@ class Recorded:
                 return recording.run(rows, *inputs)
             return self._verify(address, recording, rows, *inputs)
         if address not in self._seen:  # what is made at first use is none of the calls
-            if len(self._seen) < _MOST_RECORDINGS and _is_usual(rows.shape[1]):
+            if len(self._seen) < _MOST_RECORDINGS and rows.shape[1] <= _MOST_ROWS:
                 self._seen.add(address)
             return self._function(key, rows, *inputs)
         recorder = _Recorder((rows, *inputs))
@@ -211,8 +207,3 @@ def _is_mask(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(_is_mask, value))
     return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
-
-
-def _is_usual(rows: int) -> bool:
-    """Whether a step with so many rows is small, and there will be more of them."""
-    return rows <= _FEW_ROWS or (rows <= _MOST_ROWS and rows % _ROUND == 0)
