@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.client import answer, chat, swarm_of, until_ready
+from support.client import answer, chat, free_blocks, swarm_of, until_ready
 from support.processes import Process, api_of, swarm
 from support.reference import Reference
 
@@ -21,7 +21,7 @@ from p2pllm.scheduling import place
 from p2pllm.serving import Figures, api_client
 
 QUESTION = "Why is the sky blue?"
-LONG = {"temperature": 0, "max_tokens": 80}
+LONG: dict[str, Any] = {"temperature": 0, "max_tokens": 120}
 Span = tuple[int, int]
 
 
@@ -114,27 +114,43 @@ async def test_pause_and_resume(tmp_path: Path, reference: Reference) -> None:
         await until_ready(api_of(first))
         second = made.join("--memory", "1GiB")
         second.event("ready")
-        url = api_of(second)
+        url, peers = api_of(second), {id_of(peer): peer for peer in (first, second)}
+        await until(url, lambda seen: len(ready_spans(seen)) == 2 and all(ready_spans(seen).values()))
+        idle = await free_blocks(url)
+
         # Who pauses hands over the answer that it is making.
-        pieces = []
+        figures, paused = None, ""
         async with api_client(url) as client, aclosing(client.chat(chat(QUESTION), **LONG)) as answering:
             async for piece in answering:
-                pieces.append(piece)
-                if len(pieces) == 2:
-                    await client.operate("pause")
-        figures = pieces[-1]
-        assert isinstance(figures, Figures)
-        assert [stage["peer"] for stage in figures.chain] == [id_of(first)]
-        reference.check_greedy(QUESTION, figures.token_ids, limit=80)
+                if isinstance(piece, Figures):
+                    figures = piece
+                elif not paused:
+                    seen = await until(url, lambda seen: busy_in(seen, idle))
+                    paused = busy_in(seen, idle)[0]
+                    await operate(peers[paused], "pause")
+        (staying,) = peers.keys() - {paused}
+        assert figures is not None
+        assert [stage["peer"] for stage in figures.chain] == [staying]
+        reference.check_greedy(QUESTION, figures.token_ids, limit=LONG["max_tokens"])
         assert {event["cause"] for event in second.events("stage_lost")} == {"leaving"}
-        seen = await until(url, lambda seen: peer_in(seen, id_of(second))["paused"])
-        await until(url, lambda seen: not peer_in(seen, id_of(second))["spans"])
+
+        await until(url, lambda seen: peer_in(seen, paused)["paused"])
+        await until(url, lambda seen: not peer_in(seen, paused)["spans"])
         text, _ = await answer(url, QUESTION, temperature=0, max_tokens=8)
         assert text
-        async with api_client(url) as client:
-            await client.operate("resume")
-        seen = await until(url, lambda seen: peer_in(seen, id_of(second))["tau_s"] > 0)
+        await operate(peers[paused], "resume")
+        seen = await until(url, lambda seen: peer_in(seen, paused)["tau_s"] > 0)
         assert seen["missing"] == []
+
+
+def busy_in(seen: dict[str, Any], idle: dict[str, int]) -> list[str]:
+    """Who has fewer free KV blocks than when nobody asked for anything."""
+    return [peer["peer"] for peer in seen["peers"] if peer["free_kv_blocks"] < idle[peer["peer"]]]
+
+
+async def operate(peer: Process, command: str) -> None:
+    async with api_client(api_of(peer)) as client:
+        await client.operate(command)
 
 
 def peer_in(seen: dict[str, Any], peer: str) -> dict[str, Any]:
