@@ -86,7 +86,7 @@ class Pieces(Dense):
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         count = rows.numel() // rows.shape[-1]
         if self._pieces is None or not 1 < count <= _FEW_ROWS:
-            return linear(rows, self._weight, bias)
+            return super().__call__(rows, bias)
         spread = rows.reshape(1, count, -1).expand(len(self._pieces), -1, -1)
         product = torch.bmm(spread, self._pieces).transpose(0, 1).reshape(*rows.shape[:-1], -1)
         return product if bias is None else product + bias

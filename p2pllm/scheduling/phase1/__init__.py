@@ -2,7 +2,8 @@
 
 from p2pllm.scheduling.phase1.exact import EXHAUSTIVE_PEERS, fewest_stages
 from p2pllm.scheduling.phase1.objective import Goal, Objective, Scores, Terms
-from p2pllm.scheduling.phase1.placement import Candidate, Plan, place
+from p2pllm.scheduling.phase1.placement import place
+from p2pllm.scheduling.phase1.plan import Candidate, Plan
 from p2pllm.scheduling.phase1.waterfill import fill
 
 __all__ = [

@@ -20,10 +20,11 @@ from p2pllm.scheduling.phase1.assembly import assemble, still_serves
 from p2pllm.scheduling.phase1.crossing import across, shortfall
 from p2pllm.scheduling.phase1.ferry import MAX_PEERS, cheapest_crossing
 from p2pllm.scheduling.phase1.objective import Goal, Scores, Terms, throughput, throughput_bounds
+from p2pllm.scheduling.phase1.plan import Candidate, Plan
 from p2pllm.scheduling.phase1.sharing import Sharing
 from p2pllm.scheduling.types import Assignment, Offer, Pipeline, Slice
 
-__all__ = ["Candidate", "Plan", "place"]
+__all__ = ["place"]
 
 EFFORT = 1_000
 """Choices tried per question that rounding leaves open; see `rounding`."""
@@ -36,42 +37,6 @@ MAX_BUILT = 64
 
 KEEP_GAIN = 1.05
 """A plan must promise this much more throughput before it replaces one that works."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """The best found for k replicas; proven where ``stages`` is ``stages_bound``."""
-
-    k: int
-    stages: int
-    z: float
-    stages_bound: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Who holds which layers. ``z`` is by the goal's objective and no plan exceeds ``z_bound``."""
-
-    k: int
-    stages: int
-    z: float
-    candidates: tuple[Candidate, ...]
-    pipelines: tuple[Pipeline, ...]
-    spares: tuple[Slice, ...]
-    crossings: int
-    """Hops between regions on the ring of the one pipeline that crosses them; 0 as a rule."""
-    stages_bound: int
-    z_bound: float
-    scores: Scores
-    r_rtt_s: float
-    t_comp_s: float
-    kept: bool
-    """Whether today's pipelines stay because another plan would not pay."""
-
-    @property
-    def assignment(self) -> Assignment:
-        """Who holds what, to be given as ``today`` the next time."""
-        return Assignment(self.pipelines, self.spares)
 
 
 def place(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from p2pllm.scheduling import Chain, PeerId, Stage
 from p2pllm.serving.entry.opening import feeding, opening
+from p2pllm.serving.entry.prefix import prefix_names
 from p2pllm.serving.entry.reaching import reach, short, tell
 from p2pllm.serving.entry.request import Generation, Network
 from p2pllm.serving.entry.trouble import StageLostError, problem_of
@@ -67,6 +68,7 @@ class Filling:
         if not self.newcomers:
             return 0
         await reach({stage.peer for stage in self.newcomers.values()}, self._network.connect)
+        prefix = prefix_names(known, self._network.secret)
         for index, stage in self.newcomers.items():
             plan = opening(
                 self.chain,
@@ -75,6 +77,7 @@ class Filling:
                 generation=self.generation,
                 request=request,
                 known=known,
+                prefix=prefix,
                 network=self._network,
             )
             self._tell(stage.peer, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from p2pllm.scheduling import Chain, PeerId
-from p2pllm.serving.entry.prefix import prefix_names, upstream_name
+from p2pllm.serving.entry.prefix import upstream_name
 from p2pllm.serving.entry.request import Generation, Network
 from p2pllm.transport import Open, Tokens
 
@@ -48,9 +48,12 @@ def opening(
     generation: int,
     request: Generation,
     known: Sequence[int],
+    prefix: bytes,
     network: Network,
 ) -> Open:
-    """The Open for a stage of the chain with this ``generation``, when these tokens are ``known``."""
+    """The Open for a stage of the chain with this ``generation``, when these tokens are ``known``, whose
+    blocks have the names ``prefix``.
+    """
     sampling = request.sampling
     return Open(
         session=session,
@@ -66,6 +69,6 @@ def opening(
         eos=tuple(sorted(network.eos)),
         limit=request.limit,
         lease_s=LEASE_S,
-        prefix=prefix_names(known, network.secret),
+        prefix=prefix,
         upstream=rounding(Chain(chain.stages[:index], 0.0), network.numerics),
     )

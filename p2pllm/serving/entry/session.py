@@ -15,6 +15,7 @@ from p2pllm.errors import LinkError, SessionError
 from p2pllm.scheduling import Chain, PeerId, Stage
 from p2pllm.serving.entry.filling import Filling
 from p2pllm.serving.entry.opening import LEASE_S, feeding, opening, rounding, rows_of
+from p2pllm.serving.entry.prefix import prefix_names
 from p2pllm.serving.entry.reaching import reach, short, tell
 from p2pllm.serving.entry.request import Generation, Network
 from p2pllm.serving.entry.rerouting import resumption
@@ -173,9 +174,10 @@ class Session:
         if self.pending:
             raise self.pending.first()
         self.seats |= self.newcomers
+        prefix = prefix_names(known, self._network.secret) if self.newcomers else b""
         for index, stage in enumerate(chain.stages):
             if stage in self.newcomers:
-                self._tell(index, self._invitation(index))
+                self._tell(index, self._invitation(index, prefix))
         await self._all_answered()
         self.let_go(peers={stage.peer for stage in self.seats - {*chain.stages}})
         held = [self._answers[index].held for index in range(len(chain.stages))]
@@ -251,7 +253,7 @@ class Session:
                 cause: Cause = "slow" if is_slow else "lost"
                 self.lose(StageLostError(peers, f"{short(peers)}: {reason}", cause=cause))
 
-    def _invitation(self, index: int) -> Open:
+    def _invitation(self, index: int, prefix: bytes) -> Open:
         return opening(
             self.chain,
             index,
@@ -259,6 +261,7 @@ class Session:
             generation=self.generation,
             request=self.request,
             known=self.transcript.known,
+            prefix=prefix,
             network=self._network,
         )
 
