@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.client import chat, until_ready
 from support.processes import Process, api_of, swarm
+from support.reference import Reference
 
 from p2pllm.errors import P2PLLMError
 from p2pllm.serving import Figures, api_client
@@ -22,9 +23,9 @@ ENDS_S = 15.0
 
 
 async def answer_while(peer: Process, tokens: int, *signals: signal.Signals) -> Figures:
-    """An answer of a peer that is sent signals when it has begun."""
+    """A greedy answer of a peer that is sent signals when it has begun."""
     pieces: list[str | Figures] = []
-    options = {"temperature": 1, "seed": 5, "max_tokens": tokens}
+    options = {"temperature": 0, "max_tokens": tokens}
     async with (
         api_client(api_of(peer)) as client,
         aclosing(client.chat(chat(QUESTION), **options)) as answering,
@@ -39,12 +40,12 @@ async def answer_while(peer: Process, tokens: int, *signals: signal.Signals) -> 
     return pieces[-1]
 
 
-async def test_signals(tmp_path: Path) -> None:
+async def test_signals(tmp_path: Path, reference: Reference) -> None:
     """One peer may finish, one has no time to, and one is told twice."""
     with swarm(tmp_path) as made:
         all_layers = ("--layers", "0:30")
         graces = ("60", "0.5", "60")
-        peers = [made.join(*all_layers, "--grace", grace, dtype="bfloat16") for grace in graces]
+        peers = [made.join(*all_layers, "--grace", grace) for grace in graces]
         patient, hasty, told_twice = peers
         await until_ready(*map(api_of, peers))
 
@@ -55,7 +56,7 @@ async def test_signals(tmp_path: Path) -> None:
             with pytest.raises(P2PLLMError, match="this peer is leaving the swarm: ask another one"):
                 await anext(client.chat(chat(QUESTION)))
         figures = await answering
-        assert len(figures.token_ids) == 60
+        reference.check_greedy(QUESTION, figures.token_ids, limit=60)
         assert await asyncio.to_thread(patient.popen.wait, ENDS_S) == 0
 
         with pytest.raises(P2PLLMError):
