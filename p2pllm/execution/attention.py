@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from p2pllm.execution.blocks import BLOCK_TOKENS
 from p2pllm.execution.kv import KvStore
 from p2pllm.execution.layout import Layout, Part, Segment, make_layout
+from p2pllm.execution.varlen import has_kernel, varlen
 
 __all__ = ["Ragged", "Segment", "attend"]
 
@@ -34,7 +35,7 @@ class Ragged:
     """(1, tokens)"""
     tokens: Tensor | None = None
     received: Tensor | None = None
-    _layouts: dict[int | None, Layout] = field(default_factory=dict)
+    _layouts: dict[tuple[int | None, bool], Layout] = field(default_factory=dict)
 
     @property
     def rows(self) -> Tensor:
@@ -44,11 +45,12 @@ class Ragged:
             raise ValueError("a batch has tokens or hidden states")
         return rows
 
-    def layout(self, window: int | None, key: Tensor, value: Tensor) -> Layout:
+    def layout(self, window: int | None, key: Tensor, value: Tensor, *, is_packed: bool) -> Layout:
         """Where tokens lie, for layers with this ``window`` and such keys and values."""
-        layout = self._layouts.get(window)
+        layout = self._layouts.get((window, is_packed))
         if layout is None:
-            layout = self._layouts[window] = make_layout(self.segments, window, key, value)
+            layout = make_layout(self.segments, window, key, value, is_packed=is_packed)
+            self._layouts[window, is_packed] = layout
         return layout
 
 
@@ -85,15 +87,18 @@ def attend(
             sinks=sinks,
         )
         return mixed
-    layout = ragged.layout(window, key, value)
+    is_plain = softcap is None and sinks is None
+    layout = ragged.layout(window, key, value, is_packed=is_plain and has_kernel(query, value))
     store = ragged.segments[0].cache.store
     store.windows[layer] = window
     keys, values = store.write(layer, layout.target, key, value)
+    if layout.packed is not None:
+        return varlen(query, keys, values, layout.packed, scale=scale, window=window)
     parts = []
     for part in layout.parts:
         own_keys, own_values = _read(store, keys, part, 0), _read(store, values, part, 1)
         rows = query[:, part.begin : part.end]
-        if softcap is None and sinks is None:
+        if is_plain:
             parts.append(_fused(rows, own_keys, own_values, part, scale))
         else:
             parts.append(

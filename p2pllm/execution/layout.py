@@ -17,6 +17,7 @@ from torch import Tensor
 
 from p2pllm.execution.blocks import BLOCK_TOKENS, blocks_for, slots_of
 from p2pllm.execution.kv import SessionCache, Tables, Target
+from p2pllm.execution.varlen import Packed, pack
 
 __all__ = ["Layout", "Part", "Segment", "make_layout"]
 
@@ -65,14 +66,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the new keys and values go, and what attends to them, in the order of the rows."""
+    """Where the new keys and values go, and what attends to them, in the order of the rows: ``parts``, or all
+    in one call.
+    """
 
     target: Target
     parts: tuple[Part, ...]
+    packed: Packed | None = None
 
 
-def make_layout(segments: Sequence[Segment], window: int | None, key: Tensor, value: Tensor) -> Layout:
-    """The layout of a step for layers that see ``window`` tokens, and have such keys and values."""
+def make_layout(
+    segments: Sequence[Segment], window: int | None, key: Tensor, value: Tensor, *, is_packed: bool = False
+) -> Layout:
+    """The layout of a step for layers that see ``window`` tokens, and have such keys and values.
+
+    ``is_packed`` where `p2pllm.execution.varlen` takes all segments together.
+    """
     spans = [_Span(segment, window) for segment in segments]
     slots = np.concatenate([span.slots for span in spans])
     is_straight = bool((np.diff(slots) == 1).all())
@@ -82,6 +91,10 @@ def make_layout(segments: Sequence[Segment], window: int | None, key: Tensor, va
         _indices(np.concatenate(cleared), key) if cleared else None,
         max(int(span.table.max()) for span in spans) + 1,
     )
+    if is_packed:
+        keys = [span.seen for span in spans]
+        packed = pack([s.count for s in spans], [len(k) for k in keys], _indices(np.concatenate(keys), key))
+        return Layout(target, (), packed)
     token_bytes = key.element_size() * (key.shape[0] * key.shape[2] + value.shape[0] * value.shape[2])
     parts = []
     begin = 0
@@ -110,6 +123,11 @@ class _Span:
     @property
     def slots(self) -> NDArray[np.int64]:
         return slots_of(self.table, self.position, self.end)
+
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """The slots of all keys that any of the tokens sees."""
+        return slots_of(self.table, self.first, self.end)
 
     @property
     def enters(self) -> bool:

@@ -99,7 +99,9 @@ def test_self_check_notices_a_wrong_attention(monkeypatch: pytest.MonkeyPatch) -
     from p2pllm.execution import attention
 
     right = attention.make_layout
-    monkeypatch.setattr(attention, "make_layout", lambda segments, _, *rest: right(segments, None, *rest))
+    monkeypatch.setattr(
+        attention, "make_layout", lambda segments, _, *rest, **more: right(segments, None, *rest, **more)
+    )
     config = AutoConfig.for_model("mistral", sliding_window=4096, num_hidden_layers=3)
     with pytest.raises(ModelError, match="mistral models do not compute the same"):
         check_architecture(config)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from p2pllm.execution import layout
+from p2pllm.execution import attention, layout, varlen
 from p2pllm.execution.attention import Ragged, Segment, attend
 from p2pllm.execution.kv import KvStore, SessionCache, Target, private_caches
 
@@ -33,6 +34,35 @@ def by_definition(query, key, value, *, window, softcap, sinks):
     return out
 
 
+def flash(query, key, value, row_ends, key_ends, most_rows, most_keys, *, scale, window_size, enable_gqa):
+    """What torch documents of its kernel for ragged batches, one sequence at a time."""
+    assert enable_gqa
+    assert row_ends.dtype == key_ends.dtype == torch.int32
+    assert (row_ends[0], row_ends[-1]) == (0, len(query))
+    assert (key_ends[0], key_ends[-1]) == (0, len(key)) == (0, len(value))
+    assert (most_rows, most_keys) == (row_ends.diff().max(), key_ends.diff().max())
+    left, right = window_size
+    mixed = []
+    key, value = (side.repeat_interleave(HEADS // KV_HEADS, dim=1) for side in (key, value))
+    for (row, row_end), (first, end) in zip(pairwise(row_ends), pairwise(key_ends), strict=True):
+        q, k, v = (side.transpose(0, 1) for side in (query[row:row_end], key[first:end], value[first:end]))
+        rows, keys = torch.arange(row_end - row)[:, None], torch.arange(end - first)
+        distance = keys - rows - (len(keys) - len(rows))
+        seen = (distance <= right) & (distance >= -left if left >= 0 else True)
+        scores = q @ k.transpose(1, 2) * scale
+        mixed.append((scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(mixed)
+
+
+@pytest.fixture(params=["parts", "packed"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU, and as where all segments go to one kernel."""
+    if request.param == "packed":
+        monkeypatch.setattr(attention, "has_kernel", lambda *_: True)
+        monkeypatch.setattr(varlen, "_kernel", lambda: flash)
+
+
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("has_sinks", [False, True])
@@ -74,6 +104,7 @@ def dense(query, key, value, window):
     return (weights @ values).transpose(0, 1).float()
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("gather_bytes", [0, 1 << 18, 1 << 30])
 def test_many_that_decode(window: int | None, gather_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +136,30 @@ def test_many_that_decode(window: int | None, gather_bytes: int, monkeypatch: py
     out = attend(Ragged(segments, torch.zeros(0)), 5, *rows, scale=0.3, window=window)
     for got, text in zip(out, texts, strict=True):
         torch.testing.assert_close(got, dense(*text, window)[-1], atol=1e-5, rtol=1e-5)
+
+
+def test_no_kernel_here() -> None:
+    """It is for CUDA, and for half precision."""
+    heads = torch.zeros(HEADS, 1, DIM, dtype=torch.float16)
+    assert not varlen.has_kernel(heads, heads)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is for CUDA")
+@pytest.mark.parametrize("window", [None, 40])
+def test_the_kernel_itself(window: int | None) -> None:
+    """On a GPU, what torch brings along does what it documents: chunks and decoding sessions in one call."""
+    torch.manual_seed(5)
+    spans = [(0, 1), (0, 130), (99, 100), (70, 101)]
+    texts = [[torch.randn(h, end, 64).half() for h in (HEADS, KV_HEADS, KV_HEADS)] for _, end in spans]
+    caches = private_caches([end for _, end in spans])
+
+    def run(step: list[tuple[int, int, int]]) -> torch.Tensor:
+        rows = [torch.cat([texts[s][p][:, a:b] for s, a, b in step], dim=1).cuda() for p in range(3)]
+        assert varlen.has_kernel(rows[0], rows[2])
+        segments = [Segment(caches[s], a, b - a) for s, a, b in step]
+        return attend(Ragged(segments, torch.zeros(0)), 5, *rows, scale=0.3, window=window).cpu().float()
+
+    run([(s, 0, begin) for s, (begin, _) in enumerate(spans) if begin])
+    got = run([(s, begin, end) for s, (begin, end) in enumerate(spans)])
+    expected = [dense(*text, window)[begin:] for text, (begin, _) in zip(texts, spans, strict=True)]
+    torch.testing.assert_close(got, torch.cat(expected), atol=1e-2, rtol=1e-2)
