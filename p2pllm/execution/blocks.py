@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from p2pllm.errors import BusyError
 
-__all__ = ["BLOCK_TOKENS", "BlockPool", "blocks_for", "outputs_layer", "slots_of"]
+__all__ = ["BLOCK_TOKENS", "BlockPool", "are_in_a_row", "blocks_for", "outputs_layer", "slots_of"]
 
 BLOCK_TOKENS = 16
 """Tokens in a block."""
@@ -31,6 +31,11 @@ def slots_of(table: NDArray[np.int64], begin: int, end: int) -> NDArray[np.int64
     positions = np.arange(begin, end)
     slots: NDArray[np.int64] = table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
     return slots
+
+
+def are_in_a_row(blocks: list[int]) -> bool:
+    """Whether blocks follow each other in memory."""
+    return blocks == list(range(blocks[0], blocks[0] + len(blocks)))
 
 
 def outputs_layer(end: int, layers: int) -> int | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +20,7 @@ from p2pllm.execution.hardware import return_memory
 from p2pllm.execution.kv import KvStore, SessionCache
 from p2pllm.execution.types import Activation
 from p2pllm.execution.work import Outcome, StepTimes, TriedOut, Work
+from p2pllm.execution.worker import Worker
 
 if TYPE_CHECKING:
     from p2pllm.execution.loader import Loader
@@ -43,8 +42,8 @@ class Engine:
         self._checkpoint = checkpoint
         self._dtype, self._device, self._threads = dtype, device, threads
         self._quant = quant
-        self._stepping = ThreadPoolExecutor(1, thread_name_prefix="p2pllm-steps")
-        self._reading = ThreadPoolExecutor(1, thread_name_prefix="p2pllm-weights")
+        self._stepping = Worker("p2pllm-steps")
+        self._reading = Worker("p2pllm-weights")
         self._loader: Loader | None = None
         self._closing = False
 
@@ -53,7 +52,8 @@ class Engine:
 
         Imports take seconds in which the event loop hardly turns, so do it before others count on it.
         """
-        await asyncio.get_running_loop().run_in_executor(self._reading, self._prepare)
+        await self._share_cores()
+        await self._reading.run(self._prepare)
 
     async def read(self, start: int, end: int, progress: Callable[[int, int], None] | None) -> None:
         """Read what is not here yet of layers [start, end). ``progress`` hears (bytes read, bytes in all).
@@ -61,6 +61,7 @@ class Engine:
         Raises `ModelError` if they cannot be read, or the engine is closed meanwhile. Then, and when
         cancelled, some of their weights are here: `retain` frees them.
         """
+        await self._share_cores()
         loop = asyncio.get_running_loop()
         stopped = False
 
@@ -70,7 +71,7 @@ class Engine:
             if progress is not None:
                 loop.call_soon_threadsafe(progress, done, total)
 
-        reading = loop.run_in_executor(self._reading, self._read, start, end, report)
+        reading = self._reading.run(self._read, start, end, report)
         try:
             await asyncio.wait({reading})
         except asyncio.CancelledError:
@@ -87,22 +88,20 @@ class Engine:
         trial = Trial(self._loaded.stage, start, end, self._checkpoint.hidden)
         for _ in range(Trial.STEPS):
             # One by one: steps of sessions come between.
-            await asyncio.get_running_loop().run_in_executor(self._stepping, trial.step)
+            await self._stepping.run(trial.step)
         return trial.result
 
     async def step(self, works: Sequence[Work]) -> tuple[list[Outcome], StepTimes]:
         """Run one step, see `run_step`."""
         from p2pllm.execution.step import run_step
 
-        return await asyncio.get_running_loop().run_in_executor(
-            self._stepping, run_step, self._loaded.stage, works
-        )
+        return await self._stepping.run(run_step, self._loaded.stage, works)
 
     async def settle(self, cache: SessionCache) -> None:
         """Let the steps asked for before end, and make the copies that a session still needs."""
         from p2pllm.execution.step import settle
 
-        await asyncio.get_running_loop().run_in_executor(self._stepping, settle, cache)
+        await self._stepping.run(settle, cache)
 
     async def outputs(
         self, cache: SessionCache, table: NDArray[np.int64], layer: int, start: int, end: int
@@ -110,8 +109,7 @@ class Engine:
         """What was kept of a session's outputs, see `read_outputs`."""
         from p2pllm.execution.outputs import read_outputs
 
-        read = partial(read_outputs, cache, table, layer, start, end)
-        return await asyncio.get_running_loop().run_in_executor(self._stepping, read)
+        return await self._stepping.run(read_outputs, cache, table, layer, start, end)
 
     async def retain(self, layers: Collection[int], blocks: Mapping[int, int]) -> None:
         """Free the memory of all layers but these, once the steps asked for before are over.
@@ -119,14 +117,13 @@ class Engine:
         ``blocks`` says of how many KV blocks of each layer the memory is kept.
         """
         if self._loader is not None:
-            loop = asyncio.get_running_loop()
-            emptied = loop.run_in_executor(self._stepping, self._loader.stage.retain, frozenset(layers))
-            await asyncio.gather(emptied, loop.run_in_executor(self._stepping, self.store.retain, blocks))
-            await loop.run_in_executor(self._reading, return_memory)
+            emptied = self._stepping.run(self._loader.stage.retain, frozenset(layers))
+            await asyncio.gather(emptied, self._stepping.run(self.store.retain, blocks))
+            await self._reading.run(return_memory)
 
     async def shorten(self, blocks: Mapping[int, int]) -> None:
         """Free the memory of KV blocks but of so many of each layer, once the steps asked for are over."""
-        await asyncio.get_running_loop().run_in_executor(self._stepping, self.store.retain, blocks)
+        await self._stepping.run(self.store.retain, blocks)
 
     def weight_bytes(self) -> int:
         """Bytes of all weights that are here."""
@@ -139,9 +136,8 @@ class Engine:
     async def close(self) -> None:
         """Let what the threads still do end, and leave none of them."""
         self.stop_reading()
-        for pool in (self._reading, self._stepping):
-            await asyncio.wrap_future(pool.submit(lambda: None))
-            pool.shutdown()
+        await self._reading.close()
+        await self._stepping.close()
 
     @property
     def _loaded(self) -> Loader:
@@ -149,18 +145,17 @@ class Engine:
             raise ModelError(f"no layers of {self._checkpoint.name} are here yet")
         return self._loader
 
+    async def _share_cores(self) -> None:
+        if self._loader is None:
+            # The last to set it sets the process's number too, and that should be the steps'.
+            await self._reading.run(_take_cores, 1)
+            await self._stepping.run(_take_cores, self._threads)
+
     def _prepare(self) -> Loader:
         """On the reading thread."""
         if self._loader is None:
-            import torch
-
             from p2pllm.execution.loader import Loader
 
-            # A thread takes the process's number at its first look, and only its own setting after that; but
-            # the last to set it sets the process's too, and that should be the steps'.
-            torch.get_num_threads()
-            torch.set_num_threads(1)
-            self._stepping.submit(torch.set_num_threads, self._threads).result()
             self._loader = Loader(self._checkpoint, dtype=self._dtype, device=self._device, quant=self._quant)
         return self._loader
 
@@ -174,3 +169,11 @@ class Engine:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ModelError(f"layers {start}:{end} cannot be loaded: {reason}") from error
         return_memory()  # what reading needed beside the weights
+
+
+def _take_cores(threads: int) -> None:
+    """Have torch use so many threads in this one's name."""
+    import torch
+
+    torch.get_num_threads()  # a thread takes the process's number at its first look, and then its own alone
+    torch.set_num_threads(threads)

@@ -59,7 +59,7 @@ class Job:
             work.start,
             work.end,
             work.position + begin,
-            _rows(work.inputs, begin, begin + rows),
+            _rows(work.inputs, begin, self.done),
             None if self.left else work.sampling,
         )
 
@@ -76,11 +76,7 @@ class Job:
 
 
 def _rows(inputs: Sequence[int] | Activation, begin: int, end: int) -> Sequence[int] | Activation:
-    if not isinstance(inputs, Activation):
-        return inputs[begin:end]
-    count, width = inputs.shape
-    size = len(inputs.data) // count
-    return Activation(inputs.dtype, (end - begin, width), inputs.data[begin * size : end * size])
+    return inputs.rows(begin, end) if isinstance(inputs, Activation) else inputs[begin:end]
 
 
 def _joined(parts: Sequence[Activation], last: StageOutput) -> StageOutput:

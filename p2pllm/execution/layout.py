@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2pllm.execution.blocks import BLOCK_TOKENS, blocks_for, slots_of
+from p2pllm.execution.blocks import BLOCK_TOKENS, are_in_a_row, blocks_for, slots_of
 from p2pllm.execution.kv import SessionCache, Tables, Target
 from p2pllm.execution.varlen import Packed, pack
 
-__all__ = ["Layout", "Part", "Segment", "make_layout"]
+__all__ = ["Layout", "Part", "Segment", "make_layout", "target_of"]
 
 _GATHER_BYTES = 1 << 18
 """Keys and values of one session up to which several are gathered for one call (measured on a CPU: at twice
@@ -83,13 +83,11 @@ def make_layout(
     ``is_packed`` where `p2pllm.execution.varlen` takes all segments together.
     """
     spans = [_Span(segment, window) for segment in segments]
-    slots = np.concatenate([span.slots for span in spans])
-    is_straight = bool((np.diff(slots) == 1).all())
     cleared = [span.rest for span in spans if span.enters]
-    target = Target(
-        slice(int(slots[0]), int(slots[-1]) + 1) if is_straight else _indices(slots, key),
+    target = target_of(
+        [(span.table, span.position, span.end) for span in spans],
+        key,
         _indices(np.concatenate(cleared), key) if cleared else None,
-        max(int(span.table.max()) for span in spans) + 1,
     )
     if is_packed:
         keys = [span.seen for span in spans]
@@ -108,6 +106,20 @@ def make_layout(
     return Layout(target, tuple(parts))
 
 
+def target_of(
+    spans: Sequence[tuple[NDArray[np.int64], int, int]], rows: Tensor, cleared: Tensor | None = None
+) -> Target:
+    """Where ``rows`` go: those of tokens [begin, end) of sessions with such tables, (table, begin, end)."""
+    table, begin, end = spans[0]
+    # Plain Python here and in `_Span`: where a single token is decoded, each call of numpy would be felt.
+    blocks = table[begin // BLOCK_TOKENS : blocks_for(end)].tolist()
+    if len(spans) == 1 and are_in_a_row(blocks):
+        first = blocks[0] * BLOCK_TOKENS + begin % BLOCK_TOKENS
+        return Target(slice(first, first + end - begin), cleared, blocks[-1] + 1)
+    slots = np.concatenate([slots_of(*span) for span in spans])
+    return Target(_indices(slots, rows), cleared, int(slots.max()) // BLOCK_TOKENS + 1)
+
+
 class _Span:
     """What one segment reads and writes."""
 
@@ -116,13 +128,9 @@ class _Span:
         self.end = segment.position + segment.count
         self.first = 0 if window is None else max(0, segment.position - window + 1)
         self.table = segment.table(window)
-        self.blocks = self.table[self.first // BLOCK_TOKENS : blocks_for(self.end)]
+        self.blocks: list[int] = self.table[self.first // BLOCK_TOKENS : blocks_for(self.end)].tolist()
         self.offset = self.first // BLOCK_TOKENS * BLOCK_TOKENS  # the position of the first slot of blocks
-        self.is_straight = len(self.blocks) == 1 or bool((np.diff(self.blocks) == 1).all())
-
-    @property
-    def slots(self) -> NDArray[np.int64]:
-        return slots_of(self.table, self.position, self.end)
+        self.is_straight = are_in_a_row(self.blocks)
 
     @property
     def seen(self) -> NDArray[np.int64]:
@@ -137,7 +145,7 @@ class _Span:
     @property
     def rest(self) -> NDArray[np.int64]:
         """The slots of the last block after the last token."""
-        first = int(self.blocks[-1]) * BLOCK_TOKENS
+        first = self.blocks[-1] * BLOCK_TOKENS
         return np.arange(first + self.end % BLOCK_TOKENS, first + BLOCK_TOKENS)
 
 
@@ -177,11 +185,11 @@ def _together(begin: int, end: int, group: Sequence[_Span], key: Tensor) -> Part
 def _alone(begin: int, end: int, span: _Span, key: Tensor) -> Part:
     """One session, that decodes or has a chunk of its prompt."""
     trim = slice(span.first - span.offset, span.end - span.offset)
-    origin = int(span.blocks[0]) * BLOCK_TOKENS
+    origin = span.blocks[0] * BLOCK_TOKENS
     if span.is_straight:
         blocks, slots = None, slice(origin + trim.start, origin + trim.stop)
     else:
-        blocks, slots = _indices(span.blocks, key), trim
+        blocks, slots = _indices(np.array(span.blocks), key), trim
     is_causal = span.position == 0 and span.count > 1 and (span.window is None or span.end <= span.window)
     mask = None
     if span.count > 1 and not is_causal:

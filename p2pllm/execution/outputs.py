@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from p2pllm.errors import SessionError
-from p2pllm.execution.blocks import BLOCK_TOKENS, slots_of
-from p2pllm.execution.kv import SessionCache, Target
+from p2pllm.execution.blocks import slots_of
+from p2pllm.execution.kv import SessionCache
+from p2pllm.execution.layout import target_of
 from p2pllm.execution.types import Activation
 from p2pllm.execution.work import Work
 
@@ -23,10 +24,8 @@ __all__ = ["keep_outputs", "read_outputs", "to_activation"]
 
 def keep_outputs(works: Sequence[Work], hidden: Tensor, layer: int) -> None:
     """Keep ``hidden`` (tokens, hidden), the rows of ``works``, in the blocks under this number of a layer."""
-    spans = [slots_of(it.tables[None], it.position, it.position + it.count) for it in works]
-    slots = np.concatenate(spans)
-    target = Target(torch.from_numpy(slots).to(hidden.device), None, int(slots.max()) // BLOCK_TOKENS + 1)
-    works[0].cache.store.write(layer, target, hidden.unsqueeze(0))
+    spans = [(it.tables[None], it.position, it.position + it.count) for it in works]
+    works[0].cache.store.write(layer, target_of(spans, hidden), hidden.unsqueeze(0))
 
 
 @torch.inference_mode()

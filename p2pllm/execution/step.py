@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 
 import structlog
 import torch
@@ -113,12 +114,13 @@ def _sample_later(works: Sequence[Work]) -> list[Outcome]:
 
 def _hand_on(works: Sequence[Work], hidden: Tensor) -> list[Outcome]:
     """Hidden states for the next stage."""
-    parts = torch.split(hidden, [work.count for work in works])
-    if torch.isfinite(hidden).all():
-        return [StageOutput(to_activation(part), None) for part in parts]
+    all_rows = to_activation(hidden)
+    ends = list(accumulate(work.count for work in works))
+    parts = [all_rows.rows(end - work.count, end) for work, end in zip(works, ends, strict=True)]
+    are_finite = all_rows.is_finite
     return [
-        StageOutput(to_activation(part), None)
-        if torch.isfinite(part).all()
+        StageOutput(part, None)
+        if are_finite or part.is_finite
         else SessionError("the layers gave values that are not finite: their dtype is not usable here")
         for part in parts
     ]
@@ -155,7 +157,7 @@ def _inputs(stage: Stage, work: Work) -> Tensor:
         raise SessionError(f"position {work.position} is past the {work.cache.length} tokens that are cached")
     if not isinstance(work.inputs, Activation):
         return torch.tensor(work.inputs, dtype=torch.int64)
-    hidden = torch.frombuffer(bytearray(work.inputs.data), dtype=getattr(torch, work.inputs.dtype))
-    if not torch.isfinite(hidden).all():
+    if not work.inputs.is_finite:
         raise RequestError("the hidden states hold values that are not finite")
+    hidden = torch.frombuffer(bytearray(work.inputs.data), dtype=getattr(torch, work.inputs.dtype))
     return hidden.view(work.inputs.shape).to(stage.dtype)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
 
 from p2pllm.execution.tally import Totals
 
@@ -14,6 +17,14 @@ SessionKey = tuple[str, int]
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per element of the dtypes that weights and activations may have."""
+
+
+_EXPONENTS: Final = {
+    "float32": ("<u4", 0x7F80_0000),
+    "bfloat16": ("<u2", 0x7F80),
+    "float16": ("<u2", 0x7C00),
+}
+"""How to read an element as bits, and those of its exponent: all set in what is no finite number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,20 @@ class Activation:
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all its elements are numbers, and not infinite."""
+        kind, exponent = _EXPONENTS[self.dtype]
+        return int((np.frombuffer(self.data, kind) & exponent).max(initial=0)) < exponent
+
+    def rows(self, begin: int, end: int) -> Activation:
+        """Rows [begin, end) of it."""
+        count, *width = self.shape
+        if (begin, end) == (0, count):
+            return self
+        size = len(self.data) // count
+        return Activation(self.dtype, (end - begin, *width), self.data[begin * size : end * size])
 
 
 @dataclass(frozen=True, slots=True)

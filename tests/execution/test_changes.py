@@ -294,9 +294,8 @@ async def test_threads_of_steps_and_of_reading(tiny: tuple[Checkpoint, Any]) -> 
     executor = Executor(tiny[0], dtype="float32", device="cpu", threads=2)
     try:
         await executor.load(0, 1, kv_bytes=KV_BYTES)
-        loop, engine = asyncio.get_running_loop(), executor._engine
-        pools = (engine._stepping, engine._reading)
-        found = [await loop.run_in_executor(pool, torch.get_num_threads) for pool in pools]
+        engine = executor._engine
+        found = [await worker.run(torch.get_num_threads) for worker in (engine._stepping, engine._reading)]
         assert found == [2, 1]
     finally:
         await executor.close()

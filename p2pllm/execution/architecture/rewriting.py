@@ -89,15 +89,20 @@ _ROTARY: Final = "apply_rotary_pos_emb"
 """What transformers calls the function that turns queries and keys, in the module of every model."""
 
 
-def replace_rotary(layer: nn.Module) -> None:
-    """Have attention within ``layer`` turn queries and keys in three calls each, where it turns by halves."""
-    for module in layer.modules():
+def replace_rotary(layers: nn.ModuleList) -> None:
+    """Have attention within ``layers`` turn queries and keys in three calls each where it turns by halves."""
+    turns: dict[Any, _Turn | None] = {}
+    for module in layers.modules():
         forward: Any = inspect.unwrap(type(module).forward)
         turn = forward.__globals__.get(_ROTARY)
-        if turn is not None and _ROTARY in forward.__code__.co_names and _turns_halves(turn):
+        if turn is None or _ROTARY not in forward.__code__.co_names:
+            continue
+        if turn not in turns:
+            turns[turn] = _Turn(turn) if _turns_halves(turn) else None
+        if (ours := turns[turn]) is not None:
             own = FunctionType(
                 forward.__code__,
-                forward.__globals__ | {_ROTARY: _Turn(turn)},
+                forward.__globals__ | {_ROTARY: ours},
                 forward.__name__,
                 forward.__defaults__,
                 forward.__closure__,
@@ -108,13 +113,14 @@ def replace_rotary(layer: nn.Module) -> None:
 
 class _Turn:
     """Turns queries and keys by their positions' angles (Su et al. 2021, RoFormer), the halves of a head
-    being the two coordinates.
+    being the two coordinates. One for all layers, which in a step have the same angles, or the same few.
     """
+
+    _MOST_ANGLES: Final = 4
 
     def __init__(self, original: Callable[..., tuple[Tensor, Tensor]]) -> None:
         self._original = original
-        self._sin: Tensor | None = None
-        self._angles: tuple[Tensor, Tensor] | None = None
+        self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(
         self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
@@ -122,10 +128,13 @@ class _Turn:
         width = cos.shape[-1]
         if args or kwargs or width != query.shape[-1]:
             return self._original(query, key, cos, sin, *args, **kwargs)
-        if self._angles is None or sin is not self._sin:  # the layers of a step have the same
+        if id(sin) not in self._angles:
+            if len(self._angles) >= self._MOST_ANGLES:
+                self._angles.clear()
             low, high = sin.chunk(2, -1)
-            self._sin, self._angles = sin, (cos.unsqueeze(1), torch.cat((-low, high), -1).unsqueeze(1))
-        along, across = self._angles
+            # With the sines themselves, so that their identity stays theirs.
+            self._angles[id(sin)] = sin, cos.unsqueeze(1), torch.cat((-low, high), -1).unsqueeze(1)
+        _, along, across = self._angles[id(sin)]
         query, key = (torch.addcmul(part * along, part.roll(width // 2, -1), across) for part in (query, key))
         return query, key
 

@@ -97,7 +97,7 @@ class Duty:
         if output.activation is not None:
             skipped = max(0, seat.forward_from - position)
             if skipped < rows:
-                hidden, first = _rows_from(output.activation, skipped), position + skipped
+                hidden, first = output.activation.rows(skipped, rows), position + skipped
                 if seat.rounding.decide(
                     first, hidden, upload=self._upload(seat.next_peer), compute_s=compute_s
                 ):
@@ -147,12 +147,3 @@ class Duty:
 
 def _hidden(address: tuple[str, int, int], position: int, rows: Activation, *, sample: bool) -> Hidden:
     return Hidden(*address, position, sample, rows.dtype, rows.shape, rows.data)
-
-
-def _rows_from(hidden: Activation, first: int) -> Activation:
-    """The rows from ``first`` on."""
-    if first == 0:
-        return hidden
-    rows, *width = hidden.shape
-    data = hidden.data[first * (len(hidden.data) // rows) :]
-    return Activation(hidden.dtype, (rows - first, *width), data)
