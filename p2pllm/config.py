@@ -67,6 +67,7 @@ _UNITS = {
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 _MAX_PORT = 65535
+_MAX_STRETCH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class PeerConfig:
     api_open: bool = False
     api_key_file: Path | None = None
     queue_timeout: float = 60.0
+    stretch: float = 1.8
     swarm_key_file: Path | None = None
     insecure_links: bool = False
     grace: float = 30.0
@@ -154,6 +156,13 @@ def parse_seconds(text: str) -> float:
     """A number of seconds up to a day. Raises UsageError."""
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) > MAX_SECONDS:
         raise UsageError(f"{text!r} is no number of seconds up to {MAX_SECONDS}")
+    return float(text)
+
+
+def parse_stretch(text: str) -> float:
+    """How many times as long a token may take. Raises UsageError."""
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or not 1 <= float(text) <= _MAX_STRETCH:
+        raise UsageError(f"{text!r} is no number from 1 to {_MAX_STRETCH}")
     return float(text)
 
 

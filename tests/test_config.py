@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from p2pllm.config import format_bytes, parse_address, parse_addresses, parse_layers, parse_region, parse_size
+from p2pllm.config import (
+    format_bytes,
+    parse_address,
+    parse_addresses,
+    parse_layers,
+    parse_region,
+    parse_size,
+    parse_stretch,
+)
 from p2pllm.errors import UsageError
 
 
@@ -87,3 +95,11 @@ def test_what_is_no_region(text: str) -> None:
 )
 def test_bytes_for_people(count: float, text: str) -> None:
     assert format_bytes(count) == text
+
+
+def test_stretch() -> None:
+    assert parse_stretch("1") == 1.0
+    assert parse_stretch("2.5") == 2.5
+    for bad in ("0.9", "101", "nan", "inf", "-2", "x", ""):
+        with pytest.raises(UsageError, match="no number from 1 to 100"):
+            parse_stretch(bad)

@@ -1,33 +1,43 @@
-"""How many rows of prompts a step takes, so that those who are chatting hardly notice."""
+"""How many rows of prompts a step takes, so that those who are chatting hardly notice.
+
+What a step takes does not grow evenly with its rows: kernels have sizes that suit them, and which these are
+depends on the machine and on the weights. So it is learnt for a number of sizes, and among those that are
+quick enough the one is taken that gets a prompt read the soonest.
+"""
 
 from __future__ import annotations
+
+import math
 
 from p2pllm.execution.meter import Meter
 
 __all__ = ["Pace"]
 
-_MOST_ROWS = 512
-"""Of a step while nobody decodes: more at once is hardly faster."""
+_SIZES = (12, 15, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Rows of a step in all, those of decoding sessions included."""
 _FEWEST_ROWS = 8
-_SIZES = (12, 15)
-"""Steps of so many rows in all are hardly slower than smaller ones, see `architecture/kernels.py`."""
-_LARGE = 24
-"""Those of more rows, up to here, are much slower for what they do."""
 _FIRST_ROWS = 48
 """While nothing is measured."""
+_MOST_ROWS = 512
+"""While nobody decodes: more at once is hardly faster."""
 _STRETCH = 2.6
 """Steps of decoding sessions may take so many times as long while prompts are read."""
 _LATELY_S = 1.0
 """A session that decoded so lately is waiting for its token to come round."""
+_FORGET_S = 20.0
+"""A size that was not taken for so long is thought of as its neighbours are, and so may be tried again."""
+_NEAR = 0.9
+"""A step with so much of a size's rows tells what that size takes."""
 _HALF_LIFE = 60.0
 
 
 class Pace:
-    """Learns from each step what decoding takes and what a row of a prompt adds."""
+    """Learns from each step what decoding takes, and what steps of each size take."""
 
     def __init__(self) -> None:
         self._decode_s: Meter | None = None
-        self._row_s: Meter | None = None
+        self._sizes: dict[int, tuple[Meter, float]] = {}
+        """Seconds of a step, and when one was last taken."""
         self._decoded_at: float | None = None
 
     def rows(self, now: float, *, decoding: int) -> int:
@@ -35,30 +45,45 @@ class Pace:
         lately = self._decoded_at is not None and now - self._decoded_at < _LATELY_S
         if not decoding and not lately:
             return _MOST_ROWS
-        rows = float(_FIRST_ROWS)
-        if self._decode_s is not None and self._row_s is not None:
-            rows = (_STRETCH - 1) * self._decode_s.value(now) / max(self._row_s.value(now), 1e-9)
-        return _rounded(max(_FEWEST_ROWS, min(_MOST_ROWS, int(rows))), decoding)
+        if self._decode_s is None:
+            return _FIRST_ROWS
+        decode_s = self._decode_s.value(now)
+        fitting = [size - decoding for size in _SIZES if size - decoding >= _FEWEST_ROWS]
+        best, most_per_s = fitting[0] if fitting else _FEWEST_ROWS, 0.0
+        for rows in fitting:
+            step_s = self._expected(decoding + rows, decode_s, now)
+            if step_s <= _STRETCH * decode_s and rows / step_s >= most_per_s:
+                best, most_per_s = rows, rows / step_s
+        return best
 
     def note(self, decoding: int, rows: int, seconds: float, now: float) -> None:
         """Learn that a step of ``decoding`` single rows and ``rows`` rows of prompts took so long."""
         if decoding:
             self._decoded_at = now
         if rows == 0:
-            self._decode_s = _with(self._decode_s, seconds, now)
-        elif rows >= _FEWEST_ROWS:
-            beside = self._decode_s.value(now) if decoding and self._decode_s else 0.0
-            self._row_s = _with(self._row_s, max(0.0, seconds - beside) / rows, now)
+            self._decode_s = self._decode_s or Meter(seconds, half_life=_HALF_LIFE)
+            self._decode_s.add(seconds, now)
+            return
+        total = decoding + rows
+        size = next((size for size in _SIZES if _NEAR * size <= total <= size), None)
+        if size is not None:
+            known = self._known(now)
+            meter = known[size] if size in known else Meter(seconds, half_life=_HALF_LIFE)
+            meter.add(seconds, now)
+            self._sizes[size] = meter, now
 
+    def _expected(self, size: int, decode_s: float, now: float) -> float:
+        """Seconds of a step of so many rows: by the nearest sizes that are known, if this one is not."""
+        known = self._known(now)
+        if size in known:
+            return known[size].value(now)
+        smaller = max((other for other in known if other < size), default=None)
+        if smaller is not None:
+            return decode_s + (known[smaller].value(now) - decode_s) * size / smaller
+        larger = min((other for other in known if other > size), default=None)
+        if larger is not None:
+            return known[larger].value(now)
+        return decode_s if size <= _FIRST_ROWS else math.inf
 
-def _rounded(rows: int, decoding: int) -> int:
-    """So many rows, or somewhat fewer if that makes the step beside ``decoding`` others a quick one."""
-    total = rows + decoding
-    fitting = [size for size in _SIZES if decoding + _FEWEST_ROWS <= size <= max(_SIZES[0], total)]
-    return fitting[-1] - decoding if fitting and total < _LARGE else rows
-
-
-def _with(meter: Meter | None, sample: float, now: float) -> Meter:
-    meter = meter or Meter(sample, half_life=_HALF_LIFE)
-    meter.add(sample, now)
-    return meter
+    def _known(self, now: float) -> dict[int, Meter]:
+        return {size: meter for size, (meter, last) in self._sizes.items() if now - last < _FORGET_S}

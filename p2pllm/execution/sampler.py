@@ -21,6 +21,9 @@ __all__ = ["keep", "sample", "uniform"]
 GREEDY_BELOW = 1e-4
 """Smaller temperatures are greedy: in float32 they leave one token anyhow, or none that is a number."""
 
+_NUCLEI = (256, 4096)
+"""Numbers of tokens among which those of top-p are sought, before all are sorted."""
+
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) for the token at ``position``, the same on every machine."""
@@ -28,19 +31,32 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
-def keep(scores: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Which ``scores`` (vocabulary,) stay: the ``top_k`` best, of them the fewest that hold ``top_p``."""
+def keep(scores: Tensor, *, top_k: int, top_p: float) -> Tensor | None:
+    """Ids, ascending, of those of ``scores`` (vocabulary,) that stay: the ``top_k`` best, of them the fewest
+    that hold ``top_p``. None: all.
+    """
     import torch
 
-    kept = torch.ones_like(scores, dtype=torch.bool)
+    ids = None
     if 0 < top_k < scores.numel():
-        kept = scores >= torch.topk(scores, top_k).values[-1]
+        ids = (scores >= torch.topk(scores, top_k).values[-1]).nonzero().flatten()
     if top_p < 1.0:
-        ascending, order = torch.sort(scores.masked_fill(~kept, float("-inf")))
-        dropped = ascending.softmax(0).cumsum(0) <= 1 - top_p
-        dropped[-1] = False  # the best token always stays
-        kept = kept & torch.ones_like(kept).scatter(0, order, ~dropped)
-    return kept
+        best = _nucleus((scores if ids is None else scores[ids]).softmax(0), top_p).sort().values
+        ids = best if ids is None else ids[best]
+    return ids
+
+
+def _nucleus(shares: Tensor, top_p: float) -> Tensor:
+    """Where the largest of ``shares`` are, as many as it takes to hold ``top_p`` (Holtzman et al. 2020)."""
+    import torch
+
+    # They are nearly always few, and to sort a whole vocabulary takes longer than some layers.
+    for most in (*_NUCLEI, len(shares)):
+        best = torch.topk(shares, min(most, len(shares)))
+        before = best.values.cumsum(0, dtype=torch.float64) - best.values
+        if before[-1] >= top_p:
+            break
+    return best.indices[: max(1, int((before < top_p).sum()))]
 
 
 def sample(logits: Tensor, params: SamplingParams, chance: float) -> int:
@@ -57,9 +73,11 @@ def sample(logits: Tensor, params: SamplingParams, chance: float) -> int:
     if params.temperature < GREEDY_BELOW:
         return best
     scores = (logits - logits[best]) / params.temperature
-    kept = keep(scores, top_k=params.top_k, top_p=params.top_p)
-    weights = scores.double().exp().masked_fill(~kept, 0.0)
-    cumulative = weights.cumsum(0)
-    target = chance * cumulative[-1]
+    ids = keep(scores, top_k=params.top_k, top_p=params.top_p)
+    weights = (scores if ids is None else scores[ids]).exp()
+    cumulative = weights.cumsum(0, dtype=torch.float64)
     # The first token at which the running sum passes the target; a token of weight 0 never is.
-    return min(int(torch.searchsorted(cumulative, target, right=True)), int(weights.nonzero()[-1]))
+    at = int(torch.searchsorted(cumulative, chance * cumulative[-1], right=True))
+    if at == len(cumulative):  # the target was rounded up to the sum
+        at = int(weights.nonzero()[-1])
+    return at if ids is None else int(ids[at])

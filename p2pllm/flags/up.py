@@ -17,6 +17,7 @@ from p2pllm.config import (
     parse_region,
     parse_seconds,
     parse_size,
+    parse_stretch,
 )
 from p2pllm.flags.common import add_model_flags, command, port, typed
 
@@ -87,6 +88,14 @@ def add_up(commands: Any) -> None:
         default=60.0,
         metavar="SECONDS",
         help="how long a request to the API waits for its turn, or for layers that nobody serves",
+    )
+    parser.add_argument(
+        "--stretch",
+        type=typed(parse_stretch),
+        default=1.8,
+        metavar="TIMES",
+        help="how many times as long as alone a token may take while many are answered at once: with more, "
+        "there are more tokens per second in all, and fewer for each",
     )
     parser.add_argument(
         "--swarm-key-file",

@@ -168,6 +168,7 @@ class Parts:
             rng=self._rng,
             keys=keys,
             queue_timeout_s=config.queue_timeout,
+            stretch=config.stretch,
             engine=self.executor.stats,
         )
 

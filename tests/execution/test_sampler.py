@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -20,26 +22,41 @@ SETTINGS = [
     (1.0, 1, 1.0),
     (1.0, 0, 0.01),
     (2.0, 5000, 0.99),
+    (8.0, 0, 0.98),
+    (1.0, 0, 0.99),
 ]
 
 
+@pytest.mark.parametrize("size", [1000, 10_000])
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)
-def test_keeps_what_transformers_keeps(temperature: float, top_k: int, top_p: float) -> None:
+def test_keeps_what_transformers_keeps(temperature: float, top_k: int, top_p: float, size: int) -> None:
     torch.manual_seed(5)
     for _ in range(20):
-        logits = torch.randn(1000) * 3
+        logits = torch.randn(size) * 3
         scores = TemperatureLogitsWarper(temperature)(None, logits[None])
         expected = scores
         if top_k:
             expected = TopKLogitsWarper(top_k)(None, expected)
         if top_p < 1:
             expected = TopPLogitsWarper(top_p)(None, expected)
-        assert torch.equal(keep(scores[0], top_k=top_k, top_p=top_p), expected[0] > float("-inf"))
+        kept = keep(scores[0], top_k=top_k, top_p=top_p)
+        everything = torch.arange(size) if kept is None else kept
+        assert everything.tolist() == (expected[0] > float("-inf")).nonzero().flatten().tolist()
 
 
 def test_equal_scores_at_the_edge_of_top_k_all_stay() -> None:
     scores = torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0])
-    assert keep(scores, top_k=2, top_p=1.0).tolist() == [False, True, True, True, False]
+    kept = keep(scores, top_k=2, top_p=1.0)
+    assert kept is not None
+    assert kept.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(top_p=0.9999999), SamplingParams(top_k=4)]
+)
+def test_the_highest_chance_draws_a_token_that_has_any(more: dict[str, Any]) -> None:
+    logits = torch.tensor([1.0, float("-inf"), 2.0, 0.5, float("-inf"), -200.0])
+    assert sample(logits, SamplingParams(**more), 1 - 2**-53) == 3
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from p2pllm.serving.entry import Generation
 from p2pllm.serving.front import fair_queue
 from p2pllm.serving.front.admission import Admission, Outlook
 from p2pllm.serving.front.completion import Completer, Finished, Prompt
-from p2pllm.serving.front.concurrency import FIRST, STRETCH, ConcurrencyLimit
+from p2pllm.serving.front.concurrency import STRETCH, ConcurrencyLimit
 from p2pllm.serving.front.fair_queue import MOST_OF_ONE, Ticket
 from p2pllm.serving.front.gate import Gate
 from p2pllm.serving.front.keys import ApiKeys, Client
@@ -94,13 +94,11 @@ async def test_overload_leaves_the_goodput_where_it_was() -> None:
 
 
 async def test_a_full_queue_says_when_to_come_again(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConcurrencyLimit, "note", lambda *_: None)
+    monkeypatch.setattr(ConcurrencyLimit, "value", 2)
     steps = Steps(curve, real_s=0.05)
     entry = Entry(steps, keys=keys)
     async with entry.listening() as client:
-        crowd = [
-            asyncio.ensure_future(ask(client, GREEDY, max_tokens=3000)) for _ in range(MOST_OF_ONE + FIRST)
-        ]
+        crowd = [asyncio.ensure_future(ask(client, GREEDY, max_tokens=3000)) for _ in range(MOST_OF_ONE + 2)]
         await until(lambda: entry.waiting == MOST_OF_ONE)
         waits = []
         for _ in range(3):
@@ -146,6 +144,7 @@ def test_retry_after_is_the_measured_time_until_there_is_a_place() -> None:
 
 def test_what_is_put_back_is_tried_again_as_soon_as_something_ends() -> None:
     admission = Admission()
+    admission.limit._limit = 2.0
     first, second = (Ticket(Client(name), 1.0, 0.0) for name in "ab")
     for ticket in (first, second):
         admission.enter(ticket, 0.0)
@@ -194,16 +193,16 @@ def test_a_limit_that_has_come_down_leaves_the_room_for_newcomers() -> None:
 
 async def test_who_has_to_give_way_is_told_at_once(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "MOST_WAITING", 3)
-    monkeypatch.setattr(ConcurrencyLimit, "note", lambda *_: None)
+    monkeypatch.setattr(ConcurrencyLimit, "value", 2)
     entry = Entry(Steps(curve, real_s=0.01), keys=keys)
     async with entry.listening() as client:
-        crowd = [asyncio.ensure_future(ask(client, GREEDY, max_tokens=60)) for _ in range(FIRST + 3)]
+        crowd = [asyncio.ensure_future(ask(client, GREEDY, max_tokens=60)) for _ in range(5)]
         await until(lambda: entry.waiting == 3)
         light = asyncio.ensure_future(ask(client, LIGHT, max_tokens=1))
         (refused,), _ = await asyncio.wait(crowd, return_when=asyncio.FIRST_COMPLETED)
         assert refused.result()[0] == 429
         assert (await light)[0] == 200
-        assert [(await other)[0] for other in crowd].count(200) == FIRST + 2
+        assert [(await other)[0] for other in crowd].count(200) == 4
 
 
 async def test_a_request_costs_what_its_prompt_really_has() -> None:

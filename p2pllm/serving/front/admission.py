@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2pllm.errors import BusyError, NoRouteError, P2PLLMError
-from p2pllm.serving.front.concurrency import ConcurrencyLimit
+from p2pllm.serving.front.concurrency import STRETCH, ConcurrencyLimit
 from p2pllm.serving.front.fair_queue import MAX_CLIENTS, FairQueue, Ticket
 from p2pllm.serving.front.keys import Client
 
@@ -64,8 +64,9 @@ class Outlook:
 class Admission:
     """Who waits and who runs. Times are seconds of one clock."""
 
-    def __init__(self) -> None:
-        self.limit = ConcurrencyLimit()
+    def __init__(self, stretch: float = STRETCH) -> None:
+        """``stretch`` is that of the `ConcurrencyLimit`."""
+        self.limit = ConcurrencyLimit(stretch)
         self.refused: Counter[str] = Counter()
         """Requests that got no chain, by reason."""
         self.started = 0

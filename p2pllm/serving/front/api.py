@@ -17,6 +17,7 @@ from p2pllm.serving.front.allowance import Allowances
 from p2pllm.serving.front.answers import Answers, within
 from p2pllm.serving.front.api_errors import errors_as_json
 from p2pllm.serving.front.completion import Completer
+from p2pllm.serving.front.concurrency import STRETCH
 from p2pllm.serving.front.gate import QUEUE_TIMEOUT_S, Gate, Place
 from p2pllm.serving.front.keys import ApiKeys, Client
 from p2pllm.serving.front.metrics import METRICS_TYPE, admission_json, metrics_text
@@ -44,11 +45,13 @@ class Api:
         rng: random.Random,
         keys: ApiKeys | None = None,
         queue_timeout_s: float = QUEUE_TIMEOUT_S,
+        stretch: float = STRETCH,
         engine: Callable[[], ExecutorStats] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """With ``keys`` only their holders are answered, and those on this machine who ask how things are.
-        ``queue_timeout_s`` is how long a request waits for its turn at most.
+        ``queue_timeout_s`` is how long a request waits for its turn at most, ``stretch`` how many times what
+        it is alone the time between an answer's tokens may be.
         """
         self.completer: Completer | None = None
         self.unavailable = ""
@@ -59,7 +62,7 @@ class Api:
         self._rng = rng
         self._keys = keys
         self._allowances = Allowances()
-        self._gate = Gate(status.outlook, timeout_s=queue_timeout_s, clock=clock)
+        self._gate = Gate(status.outlook, timeout_s=queue_timeout_s, stretch=stretch, clock=clock)
         self._engine = engine
         self._clock = clock
         self._answers = Answers(status.model, status.stages)

@@ -11,6 +11,7 @@ from typing import Final
 from p2pllm.errors import BusyError, NoRouteError, P2PLLMError
 from p2pllm.serving.entry import Generated
 from p2pllm.serving.front.admission import Admission, Outlook
+from p2pllm.serving.front.concurrency import STRETCH
 from p2pllm.serving.front.fair_queue import Ticket
 from p2pllm.serving.front.keys import Client
 
@@ -36,12 +37,13 @@ class Gate:
         outlook: Callable[[int], Outlook],
         *,
         timeout_s: float = QUEUE_TIMEOUT_S,
+        stretch: float = STRETCH,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``outlook`` says what the view promises to a request of so many prompt tokens; ``timeout_s`` is how
-        long a request waits at most.
+        long a request waits at most, ``stretch`` is that of the `ConcurrencyLimit`.
         """
-        self.admission = Admission()
+        self.admission = Admission(stretch)
         self.timeout_s = timeout_s
         self.clock = clock
         self._outlook = outlook
