@@ -8,6 +8,7 @@ quick enough the one is taken that gets a prompt read the soonest.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from p2pllm.execution.meter import Meter
 
@@ -22,6 +23,8 @@ _MOST_ROWS = 512
 """While nobody decodes: more at once is hardly faster."""
 _STRETCH = 2.6
 """Steps of decoding sessions may take so many times as long while prompts are read."""
+_TRIAL_STRETCH = 2.2
+"""The same where what a size takes is only guessed."""
 _LATELY_S = 1.0
 """A session that decoded so lately is waiting for its token to come round."""
 _FORGET_S = 20.0
@@ -50,9 +53,13 @@ class Pace:
         decode_s = self._decode_s.value(now)
         fitting = [size - decoding for size in _SIZES if size - decoding >= _FEWEST_ROWS]
         best, most_per_s = fitting[0] if fitting else _FEWEST_ROWS, 0.0
+        known = self._known(now)
         for rows in fitting:
-            step_s = self._expected(decoding + rows, decode_s, now)
-            if step_s <= _STRETCH * decode_s and rows / step_s >= most_per_s:
+            size = decoding + rows
+            step_s, stretch = known.get(size), _STRETCH
+            if step_s is None:
+                step_s, stretch = _guess(size, decode_s, known), _TRIAL_STRETCH
+            if step_s <= stretch * decode_s and rows / step_s >= most_per_s:
                 best, most_per_s = rows, rows / step_s
         return best
 
@@ -67,23 +74,26 @@ class Pace:
         total = decoding + rows
         size = next((size for size in _SIZES if _NEAR * size <= total <= size), None)
         if size is not None:
-            known = self._known(now)
-            meter = known[size] if size in known else Meter(seconds, half_life=_HALF_LIFE)
+            is_known = size in self._known(now)
+            meter = self._sizes[size][0] if is_known else Meter(seconds, half_life=_HALF_LIFE)
             meter.add(seconds, now)
             self._sizes[size] = meter, now
 
-    def _expected(self, size: int, decode_s: float, now: float) -> float:
-        """Seconds of a step of so many rows: by the nearest sizes that are known, if this one is not."""
-        known = self._known(now)
-        if size in known:
-            return known[size].value(now)
-        smaller = max((other for other in known if other < size), default=None)
-        if smaller is not None:
-            return decode_s + (known[smaller].value(now) - decode_s) * size / smaller
-        larger = min((other for other in known if other > size), default=None)
-        if larger is not None:
-            return known[larger].value(now)
-        return decode_s if size <= _FIRST_ROWS else math.inf
+    def _known(self, now: float) -> dict[int, float]:
+        """Seconds of a step of each size that was taken lately."""
+        return {
+            size: meter.value(now) for size, (meter, last) in self._sizes.items() if now - last < _FORGET_S
+        }
 
-    def _known(self, now: float) -> dict[int, Meter]:
-        return {size: meter for size, (meter, last) in self._sizes.items() if now - last < _FORGET_S}
+
+def _guess(size: int, decode_s: float, known: Mapping[int, float]) -> float:
+    """Seconds of a step of so many rows, by those of other sizes."""
+    smaller = [
+        decode_s + max(0.0, seconds - decode_s) * size / other
+        for other, seconds in known.items()
+        if other < size
+    ]
+    larger = [seconds for other, seconds in known.items() if other > size]
+    if smaller or larger:
+        return min(*smaller, *larger, math.inf)
+    return decode_s if size <= _FIRST_ROWS else math.inf

@@ -21,17 +21,10 @@ MACHINES: dict[str, Callable[[int], float]] = {
 }
 
 
-def best(step_s: Callable[[int], float], decoding: int, decode_s: float) -> int:
-    """The size that reads most rows a second among those of at most 2.6 times as long, by trying all."""
-    fitting = [size for size in SIZES if size - decoding >= 8]
-    allowed = [size for size in fitting if step_s(size) <= 2.6 * decode_s]
-    rate = {size: (size - decoding) / step_s(size) for size in allowed}
-    return (max(rate, key=lambda size: (rate[size], size)) if rate else fitting[0]) - decoding
-
-
 @pytest.mark.parametrize("decoding", [1, 4])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_it_finds_the_size_that_suits_the_machine(machine: str, decoding: int) -> None:
+def test_it_finds_a_size_that_suits_the_machine(machine: str, decoding: int) -> None:
+    """Not far from the best of those of at most 2.6 times as long, found by trying all."""
     step_s = MACHINES[machine]
     pace, now, decode_s = Pace(), 0.0, step_s(8)
     for _ in range(10):
@@ -42,8 +35,16 @@ def test_it_finds_the_size_that_suits_the_machine(machine: str, decoding: int) -
         now += step_s(decoding + rows)
         pace.note(decoding, rows, step_s(decoding + rows), now)
         taken.append(rows)
-    assert set(taken[-20:]) == {best(step_s, decoding, decode_s)}, taken
-    assert sum(step_s(decoding + rows) > 2.6 * decode_s for rows in taken) <= 3 + 60 * (machine == "too much")
+    fitting = [size - decoding for size in SIZES if size - decoding >= 8]
+    quick = [rows for rows in fitting if step_s(decoding + rows) <= 2.6 * decode_s]
+    (found,) = set(taken[-20:])
+    if quick:
+        assert found in quick
+        best = max(rows / step_s(decoding + rows) for rows in quick)
+        assert found / step_s(decoding + found) >= 0.75 * best
+        assert sum(rows not in quick for rows in taken) <= 3
+    else:
+        assert found == fitting[0]
 
 
 def test_all_while_nobody_decodes_and_little_while_somebody_does() -> None:
@@ -67,11 +68,15 @@ def test_a_prompt_is_read_however_slow_that_is(decoding: int, rows: int) -> None
 def test_a_size_that_was_slow_once_is_tried_again() -> None:
     """A machine that others use as well has its moments."""
     pace = Pace()
-    pace.note(1, 0, 0.05, 0.0)
-    pace.note(1, 31, 0.06, 0.0)
     pace.note(1, 47, 1.0, 0.0)
-    assert pace.rows(1.0, decoding=1) == 31
-    for second in range(1, 30):
-        pace.note(1, 0, 0.05, second)
-        pace.note(1, 31, 0.06, second)
-    assert pace.rows(29.0, decoding=1) > 31
+
+    def all_others(now: float) -> int:
+        pace.note(1, 0, 0.05, now)
+        for size in SIZES:
+            if size != 48:
+                pace.note(1, size - 1, 0.06 if size < 48 else 1.0, now)
+        return pace.rows(now, decoding=1)
+
+    taken = [all_others(float(second)) for second in range(30)]
+    assert taken[:19] == [31] * 19
+    assert taken[-1] == 47

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -54,9 +52,9 @@ def test_equal_scores_at_the_edge_of_top_k_all_stay() -> None:
 @pytest.mark.parametrize(
     "params", [SamplingParams(), SamplingParams(top_p=0.9999999), SamplingParams(top_k=4)]
 )
-def test_the_highest_chance_draws_a_token_that_has_any(more: dict[str, Any]) -> None:
+def test_the_highest_chance_draws_a_token_that_has_any(params: SamplingParams) -> None:
     logits = torch.tensor([1.0, float("-inf"), 2.0, 0.5, float("-inf"), -200.0])
-    assert sample(logits, SamplingParams(**more), 1 - 2**-53) == 3
+    assert sample(logits, params, 1 - 2**-53) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from support.service import Curve, Job, crowd, simulate
 
+from p2pllm.config import PeerConfig
 from p2pllm.serving.front.admission import Admission
 from p2pllm.serving.front.concurrency import FIRST, MOST, STRETCH, ConcurrencyLimit
 from p2pllm.serving.front.keys import Client
@@ -25,6 +27,10 @@ CURVES: dict[str, Curve] = {
 def best(curve: Curve, stretch: float = STRETCH) -> int:
     """The most requests at once that keep to the stretch, by trying all."""
     return max(count for count in range(1, MOST + 1) if curve(count) <= stretch * curve(1))
+
+
+def test_peers_keep_to_it_unless_told(tmp_path: Path) -> None:
+    assert PeerConfig(data_dir=tmp_path).stretch == STRETCH
 
 
 def driven(limit: ConcurrencyLimit, curve: Curve, rng: random.Random, now: float, steps: int) -> float:
