@@ -154,15 +154,17 @@ def parse_listen(text: str) -> tuple[str, ...]:
 
 def parse_seconds(text: str) -> float:
     """A number of seconds up to a day. Raises UsageError."""
-    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) > MAX_SECONDS:
-        raise UsageError(f"{text!r} is no number of seconds up to {MAX_SECONDS}")
-    return float(text)
+    return _number(text, 0, MAX_SECONDS, f"number of seconds up to {MAX_SECONDS}")
 
 
 def parse_stretch(text: str) -> float:
     """How many times as long a token may take. Raises UsageError."""
-    if not re.fullmatch(r"\d+(\.\d+)?", text) or not 1 <= float(text) <= _MAX_STRETCH:
-        raise UsageError(f"{text!r} is no number from 1 to {_MAX_STRETCH}")
+    return _number(text, 1, _MAX_STRETCH, f"number from 1 to {_MAX_STRETCH}")
+
+
+def _number(text: str, least: float, most: float, what: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or not least <= float(text) <= most:
+        raise UsageError(f"{text!r} is no {what}")
     return float(text)
 
 

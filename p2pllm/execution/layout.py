@@ -110,12 +110,13 @@ def target_of(
     spans: Sequence[tuple[NDArray[np.int64], int, int]], rows: Tensor, cleared: Tensor | None = None
 ) -> Target:
     """Where ``rows`` go: those of tokens [begin, end) of sessions with such tables, (table, begin, end)."""
-    table, begin, end = spans[0]
-    # Plain Python here and in `_Span`: where a single token is decoded, each call of numpy would be felt.
-    blocks = table[begin // BLOCK_TOKENS : blocks_for(end)].tolist()
-    if len(spans) == 1 and are_in_a_row(blocks):
-        first = blocks[0] * BLOCK_TOKENS + begin % BLOCK_TOKENS
-        return Target(slice(first, first + end - begin), cleared, blocks[-1] + 1)
+    if len(spans) == 1:
+        ((table, begin, end),) = spans
+        # Plain Python here and in `_Span`: where a single token is decoded, each call of numpy would be felt.
+        blocks = table[begin // BLOCK_TOKENS : blocks_for(end)].tolist()
+        if are_in_a_row(blocks):
+            first = blocks[0] * BLOCK_TOKENS + begin % BLOCK_TOKENS
+            return Target(slice(first, first + end - begin), cleared, blocks[-1] + 1)
     slots = np.concatenate([slots_of(*span) for span in spans])
     return Target(_indices(slots, rows), cleared, int(slots.max()) // BLOCK_TOKENS + 1)
 

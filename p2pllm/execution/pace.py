@@ -94,6 +94,4 @@ def _guess(size: int, decode_s: float, known: Mapping[int, float]) -> float:
         if other < size
     ]
     larger = [seconds for other, seconds in known.items() if other > size]
-    if smaller or larger:
-        return min(*smaller, *larger, math.inf)
-    return decode_s if size <= _FIRST_ROWS else math.inf
+    return min([*smaller, *larger], default=decode_s if size <= _FIRST_ROWS else math.inf)

@@ -18,7 +18,6 @@ SessionKey = tuple[str, int]
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per element of the dtypes that weights and activations may have."""
 
-
 _EXPONENTS: Final = {
     "float32": ("<u4", 0x7F80_0000),
     "bfloat16": ("<u2", 0x7F80),

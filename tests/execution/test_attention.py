@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -44,7 +43,9 @@ def flash(query, key, value, row_ends, key_ends, most_rows, most_keys, *, scale,
     left, right = window_size
     mixed = []
     key, value = (side.repeat_interleave(HEADS // KV_HEADS, dim=1) for side in (key, value))
-    for (row, row_end), (first, end) in zip(pairwise(row_ends), pairwise(key_ends), strict=True):
+    for (row, row_end), (first, end) in zip(
+        itertools.pairwise(row_ends), itertools.pairwise(key_ends), strict=True
+    ):
         q, k, v = (side.transpose(0, 1) for side in (query[row:row_end], key[first:end], value[first:end]))
         rows, keys = torch.arange(row_end - row)[:, None], torch.arange(end - first)
         distance = keys - rows - (len(keys) - len(rows))

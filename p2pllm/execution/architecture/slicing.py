@@ -54,11 +54,12 @@ class SlicedModel:
         self.rope_switch = _rope_switch(model.config)
         self._model = cast("Any", model)
         self._base = cast("Any", model.base_model)
-        for layer in decoder_layers(model):
+        stack = decoder_layers(model)
+        for layer in stack:
             replace_linears(layer, siblings, kernel_for(model.dtype, device, quant))
             if quant != "none" and any(state.dim() > 2 for state in layer.parameters()):
                 raise ModelError(f"{model.config.model_type} stacks its experts: use --quant none")
-        replace_rotary(decoder_layers(model))
+        replace_rotary(stack)
         replace_linears(model, frozenset(), kernel_for(model.dtype, device, head_quant(quant)))
         replace_norms(model)
         children = list(model.base_model.named_children())

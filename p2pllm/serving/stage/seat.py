@@ -59,7 +59,13 @@ class Seat:
     @property
     def key(self) -> tuple[str, int]:
         """The session and the first layer."""
-        return self.plan.session, self.plan.stages[self.plan.stage][1]
+        return self.plan.session, self.layers.start
+
+    @property
+    def layers(self) -> range:
+        """Those that it runs."""
+        _, start, end = self.plan.stages[self.plan.stage]
+        return range(start, end)
 
     @property
     def address(self) -> tuple[str, int, int]:
@@ -113,8 +119,7 @@ class Seat:
 
     def has(self, layers: range) -> bool:
         """Whether any of these is its own."""
-        _, start, end = self.plan.stages[self.plan.stage]
-        return start < layers.stop and layers.start < end
+        return self.layers.start < layers.stop and layers.start < self.layers.stop
 
     def follows(self, plan: Reroute) -> bool:
         """Whether this is a later chain of the same session with this seat in it."""

@@ -288,15 +288,13 @@ class Stages:
 
     def _reserve(self, seat: Seat) -> int:
         """Take room for a session; returns how many of its tokens are here already."""
-        _, start, end = seat.plan.stages[seat.plan.stage]
         plan = seat.plan
-        sampling = SamplingParams(plan.temperature, plan.top_p, plan.top_k, plan.seed)
         return self._executor.reserve(
             seat.key,
-            start=start,
-            end=end,
+            start=seat.layers.start,
+            end=seat.layers.stop,
             tokens=plan.reserve,
-            sampling=sampling,
+            sampling=SamplingParams(plan.temperature, plan.top_p, plan.top_k, plan.seed),
             prefix=plan.prefix,
             owner=seat.owner,
         )
